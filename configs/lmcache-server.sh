@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Start `lmcache server` with our store behind it.
+#
+#   configs/lmcache-server.sh gpu configs/nvmeof.yaml
+#   configs/lmcache-server.sh cpu configs/embedded.yaml
+#
+# Further arguments are handed on to the server. Then start vLLM with configs/vllm-mp.yaml.
+set -euo pipefail
+
+variant=${1:-} config=${2:-}
+if [[ $# -lt 2 ]]; then
+    echo "usage: $0 gpu|cpu CONFIG.yaml [ARGUMENT OF lmcache server]..." >&2
+    exit 2
+fi
+shift 2
+
+# workers    one thread per vLLM worker process (tensor-parallel ranks x instances): LMCache binds
+#            each worker to a thread, and workers that share one wait for each other's copies.
+# in_flight  prefetches at once. One session already keeps all members busy; more only keep short
+#            requests from queueing behind long ones (LMCache's default is 8).
+# l1_gb      host memory. Every prefetch in flight needs room for its whole session, and the
+#            evictor starts at 0.8: in_flight x session <= 0.8 x l1_gb.
+case $variant in
+    gpu) workers=8 in_flight=16 l1_gb=160 ;; # 16 x 7.05 GiB: 29,800 tokens of a 480B model
+    cpu) workers=2 in_flight=4 l1_gb=1 ;;    # 4 x 0.11 GiB: 29,800 tokens of the demo's model
+    *)
+        echo "$0: unknown variant '$variant': use gpu or cpu" >&2
+        exit 2
+        ;;
+esac
+
+# The adapter's JSON, with its `eviction` block, comes from our YAML.
+adapter=$(fx100 l2-adapter "$config")
+
+# No bytes from a client are unpickled: lmcache_driven moves KV through CUDA IPC (on CPU through
+# POSIX shared memory of the vLLM worker) and registers no handler that unpickles. The others,
+# engine_driven and auto, unpickle whatever a client commits, also when --shm-name is set.
+# --shm-name belongs to those modes; empty keeps L1 private to the server.
+#
+# Everything listens on loopback: nothing here asks a client who it is. 5655 is the port of the
+# vLLM workers, 8180 that of the admin API and of /metrics.
+#
+# The two time limits are LMCache's defaults. Our deadlines rest on them, so they are stated.
+arguments=(
+    --host 127.0.0.1
+    --port 5655
+    --http-host 127.0.0.1
+    --http-port 8180
+    --supported-transfer-mode lmcache_driven
+    --shm-name ""
+    --chunk-size 256
+    --hash-algorithm blake3
+    --max-workers "$workers"
+    --l2-prefetch-max-in-flight "$in_flight"
+    --l1-size-gb "$l1_gb"
+    --l1-read-ttl-seconds 300
+    --l1-write-ttl-seconds 600
+    --eviction-policy LRU
+    --l2-adapter "$adapter"
+)
+exec lmcache server "${arguments[@]}" "$@"

@@ -1,0 +1,190 @@
+"""Free space: runs of whole frames, shared frames for what is smaller, inode slots. Pure.
+
+One :class:`FrameAllocator` and one :class:`SlotAllocator` manage one shard's part of one member.
+Free space is never read from the media; recovery derives it with :meth:`FrameAllocator.mark`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+_FREE, _FULL, _SHARED = 0, 1, 2
+
+
+class FrameAllocator:
+    """Allocates contiguous blocks of one member.
+
+    Parameters
+    ----------
+    blocks : range
+        The blocks managed, a whole number of frames.
+    frame_blocks : int
+        Blocks in a frame, at most 64.
+    """
+
+    def __init__(self, blocks: range, frame_blocks: int) -> None:
+        assert 1 <= frame_blocks <= 64
+        assert len(blocks) % frame_blocks == 0
+        self._first = blocks.start
+        self._frame_blocks = frame_blocks
+        self._full_mask = (1 << frame_blocks) - 1
+        self._state = bytearray(len(blocks) // frame_blocks)
+        self._cursor = 0
+        self._masks: dict[int, int] = {}  # shared frame -> bit map of its used blocks
+        self._by_run: list[set[int]] = [set() for _ in range(frame_blocks + 1)]
+        self.free_blocks = len(blocks)
+
+    def allocate(self, blocks: int) -> int | None:
+        """Take a contiguous run; return its first block, or None when there is none.
+
+        Whole frames come from a run of free frames; less than a frame from a shared one.
+        """
+        assert blocks > 0
+        frames, tail = divmod(blocks, self._frame_blocks)
+        if frames and tail:
+            raise ValueError("a run is whole frames or less than one frame")
+        start = self._take_frames(frames) if frames else self._take_shared(tail)
+        if start is not None:
+            self.free_blocks -= blocks
+        return start
+
+    def free(self, start: int, blocks: int) -> None:
+        """Give back what :meth:`allocate` or :meth:`mark` took."""
+        for frame, mask in self._split(start, blocks):
+            if mask == self._full_mask:
+                assert self._state[frame] == _FULL, "freed twice"
+                self._state[frame] = _FREE
+            else:
+                self._free_shared(frame, mask)
+        self.free_blocks += blocks
+
+    def mark(self, starts: npt.NDArray[np.int64], blocks: npt.NDArray[np.int64]) -> None:
+        """Take many runs at once; the caller has made sure that they do not overlap."""
+        first = starts - self._first
+        whole = (first % self._frame_blocks == 0) & (blocks % self._frame_blocks == 0)
+        delta = np.zeros(len(self._state) + 1, np.int32)
+        np.add.at(delta, first[whole] // self._frame_blocks, 1)
+        np.add.at(delta, (first + blocks)[whole] // self._frame_blocks, -1)
+        np.frombuffer(self._state, np.uint8)[np.cumsum(delta[:-1]) > 0] = _FULL
+        for start, count in zip(starts[~whole].tolist(), blocks[~whole].tolist(), strict=True):
+            for frame, mask in self._split(start, count):
+                self._mark_used(frame, mask)
+        self.free_blocks -= int(blocks.sum())
+
+    def is_free(self, start: int, blocks: int) -> bool:
+        """Whether a run is wholly free."""
+        return all(
+            self._state[frame] == _FREE
+            or (self._state[frame] == _SHARED and not self._masks[frame] & mask)
+            for frame, mask in self._split(start, blocks)
+        )
+
+    def _split(self, start: int, blocks: int) -> list[tuple[int, int]]:
+        parts = []
+        at = start - self._first
+        while blocks:
+            frame, inside = divmod(at, self._frame_blocks)
+            count = min(blocks, self._frame_blocks - inside)
+            parts.append((frame, ((1 << count) - 1) << inside))
+            at += count
+            blocks -= count
+        return parts
+
+    def _take_frames(self, frames: int) -> int | None:
+        wanted = bytes(frames)
+        at = self._state.find(wanted, self._cursor)
+        if at < 0:
+            at = self._state.find(wanted)  # the part before the cursor
+        if at < 0:
+            return None
+        self._state[at : at + frames] = bytes([_FULL]) * frames
+        self._cursor = at + frames
+        return self._first + at * self._frame_blocks
+
+    def _take_shared(self, blocks: int) -> int | None:
+        for run in range(blocks, self._frame_blocks):
+            if self._by_run[run]:
+                frame = next(iter(self._by_run[run]))
+                break
+        else:
+            frame = self._state.find(_FREE)
+            if frame < 0:
+                return None
+        used = self._masks.get(frame, 0)
+        inside = self._find_run(used, blocks)
+        self._mark_used(frame, ((1 << blocks) - 1) << inside)
+        return self._first + frame * self._frame_blocks + inside
+
+    def _mark_used(self, frame: int, mask: int) -> None:
+        used = self._masks.get(frame, 0)
+        assert self._state[frame] != _FULL
+        assert not used & mask, "taken twice"
+        self._unlist(frame)
+        self._state[frame] = _SHARED
+        self._list(frame, used | mask)
+
+    def _free_shared(self, frame: int, mask: int) -> None:
+        used = self._masks[frame]
+        assert used & mask == mask, "freed twice"
+        self._unlist(frame)
+        if used == mask:
+            self._state[frame] = _FREE
+        else:
+            self._list(frame, used & ~mask)
+
+    def _list(self, frame: int, used: int) -> None:
+        self._masks[frame] = used
+        self._by_run[self._longest_run(used)].add(frame)
+
+    def _unlist(self, frame: int) -> None:
+        used = self._masks.pop(frame, None)
+        if used is not None:
+            self._by_run[self._longest_run(used)].discard(frame)
+
+    def _free_map(self, used: int) -> str:
+        return f"{used:0{self._frame_blocks}b}"[::-1]
+
+    def _longest_run(self, used: int) -> int:
+        return max(map(len, self._free_map(used).split("1")))
+
+    def _find_run(self, used: int, blocks: int) -> int:
+        """Start of the shortest free run that holds ``blocks``, so that long ones stay whole."""
+        at, best, best_length = 0, -1, self._frame_blocks + 1
+        for run in self._free_map(used).split("1"):
+            if blocks <= len(run) < best_length:
+                best, best_length = at, len(run)
+            at += len(run) + 1
+        assert best >= 0
+        return best
+
+
+class SlotAllocator:
+    """Allocates the lowest free slot of one inode table, so that tables fill from the front."""
+
+    def __init__(self, slots: int) -> None:
+        self._used = bytearray(slots)
+        self._lowest = 0
+        self.free_slots = slots
+
+    def allocate(self) -> int | None:
+        """Take a slot, or return None when the table is full."""
+        slot = self._used.find(0, self._lowest)
+        if slot < 0:
+            return None
+        self._used[slot] = 1
+        self._lowest = slot + 1
+        self.free_slots -= 1
+        return slot
+
+    def free(self, slot: int) -> None:
+        """Give a slot back."""
+        assert self._used[slot], "freed twice"
+        self._used[slot] = 0
+        self._lowest = min(self._lowest, slot)
+        self.free_slots += 1
+
+    def mark(self, slots: npt.NDArray[np.int64]) -> None:
+        """Take many slots at once."""
+        np.frombuffer(self._used, np.uint8)[slots] = 1
+        self.free_slots -= len(slots)

@@ -1,0 +1,286 @@
+"""The catalog: every entry of the store as a row of numpy columns.
+
+A row is an inode slot of the volume, so entries need no numbering of their own. A million
+entries of 8 pieces take about 220 bytes each. Not thread-safe: the store holds its lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fx100_lmcache.catalog.index import WORDS, DigestIndex, Rows, as_words
+from fx100_lmcache.catalog.pieces import PieceTable
+
+U64 = npt.NDArray[np.uint64]
+Flags = npt.NDArray[np.bool_]
+
+FREE, LIVE, DYING = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry, copied out of the columns.
+
+    Attributes
+    ----------
+    pieces : tuple of (location, checksum)
+        As on disk, see :func:`~fx100_lmcache.ondisk.inode.unpack_location`.
+    meta : int
+        Number of its metadata in :attr:`Catalog.metas`.
+    """
+
+    row: int
+    digest: bytes
+    length: int
+    meta: int
+    pieces: tuple[tuple[int, int], ...]
+
+
+class Catalog:
+    """Entries of the opened shards.
+
+    Parameters
+    ----------
+    rows : int
+        Inode slots of the volume. Columns are allocated for all of them but take memory only
+        where used.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.metas: list[bytes] = []
+        self._meta_ids: dict[bytes, int] = {}
+        self._digests = np.zeros((rows, WORDS), np.uint64)
+        self._state = np.zeros(rows, np.uint8)
+        self._length = np.zeros(rows, np.uint32)
+        self._blocks = np.zeros(rows, np.uint32)
+        self._meta = np.zeros(rows, np.uint32)
+        self._members = np.zeros(rows, np.uint16)
+        self._used_at = np.zeros(rows, np.uint64)
+        self._pins = np.zeros(rows, np.uint16)
+        self._pinned_until = np.zeros(rows, np.uint32)
+        self._readers = np.zeros(rows, np.uint16)
+        self._piece_at = np.zeros(rows, np.uint32)
+        self._piece_count = np.zeros(rows, np.uint16)
+        self._pieces = PieceTable()
+        self._index = DigestIndex(self._digests)
+        self._tick = 0
+        self._top = 0
+        self.live_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def intern_meta(self, meta: bytes) -> int:
+        """Give a metadata blob a number; the same blob always gets the same number."""
+        number = self._meta_ids.setdefault(meta, len(self.metas))
+        if number == len(self.metas):
+            self.metas.append(meta)
+        return number
+
+    def find(self, digests: Sequence[bytes]) -> Rows:
+        """Row of each digest, -1 where nothing is stored."""
+        return self._index.find(as_words(b"".join(digests)))
+
+    def find_one(self, digest: bytes) -> int:
+        """Row of one digest, or -1."""
+        return int(self._index.find(as_words(digest))[0])
+
+    def entry(self, row: int) -> Entry:
+        """Copy one entry out."""
+        locations, checksums = self._pieces.read(
+            int(self._piece_at[row]), int(self._piece_count[row])
+        )
+        return Entry(
+            row,
+            self._digests[row].tobytes(),
+            int(self._length[row]),
+            int(self._meta[row]),
+            tuple(zip(locations.tolist(), checksums.tolist(), strict=True)),
+        )
+
+    def add(
+        self,
+        row: int,
+        digest: bytes,
+        *,
+        length: int,
+        blocks: int,
+        meta: int,
+        members: int,
+        pieces: Sequence[tuple[int, int]],
+    ) -> None:
+        """Publish an entry: from here on it is found."""
+        assert self._state[row] == FREE
+        self._digests[row] = as_words(digest)[0]
+        self._state[row] = LIVE
+        self._length[row] = length
+        self._blocks[row] = blocks
+        self._meta[row] = meta
+        self._members[row] = members
+        self._piece_count[row] = len(pieces)
+        self._piece_at[row] = self._pieces.add(pieces)
+        self._index.insert(np.array([row], np.int64))
+        self._top = max(self._top, row + 1)
+        self.live_bytes += length
+        self.touch(np.array([row], np.int64))
+
+    def add_recovered(
+        self,
+        rows: Rows,
+        words: U64,
+        *,
+        length: npt.NDArray[np.int64],
+        blocks: npt.NDArray[np.int64],
+        meta: npt.NDArray[np.int64],
+        members: npt.NDArray[np.int64],
+        locations: U64,
+        checksums: U64,
+        counts: npt.NDArray[np.int64],
+    ) -> None:
+        """Publish many entries at once, given oldest first."""
+        self._digests[rows] = words
+        self._state[rows] = LIVE
+        self._length[rows] = length
+        self._blocks[rows] = blocks
+        self._meta[rows] = meta
+        self._members[rows] = members
+        self._piece_count[rows] = counts
+        self._piece_at[rows] = self._pieces.add_many(locations, checksums, counts)
+        self._index.insert(rows)
+        self._used_at[rows] = np.arange(self._tick + 1, self._tick + 1 + len(rows))
+        self._tick += len(rows)
+        if len(rows):
+            self._top = max(self._top, int(rows.max()) + 1)
+        self.live_bytes += int(length.sum())
+
+    def drop(self, row: int) -> Entry:
+        """Hide an entry; its row and blocks stay taken until :meth:`release`."""
+        assert self._state[row] == LIVE
+        entry = self.entry(row)
+        self._index.delete(row)
+        self._state[row] = DYING
+        self._pins[row] = 0
+        self.live_bytes -= entry.length
+        return entry
+
+    def drop_all(self) -> list[Entry]:
+        """Hide every entry."""
+        rows = np.flatnonzero(self._state[: self._top] == LIVE)
+        entries = [self.entry(row) for row in rows.tolist()]
+        self._index.clear()
+        self._state[rows] = DYING
+        self._pins[rows] = 0
+        self.live_bytes = 0
+        return entries
+
+    def release(self, row: int) -> None:
+        """Forget a hidden entry whose blocks have been freed."""
+        assert self._state[row] == DYING
+        assert not self._readers[row]
+        self._pieces.free(int(self._piece_at[row]), int(self._piece_count[row]))
+        self._state[row] = FREE
+
+    def is_live(self, row: int) -> bool:
+        """Whether a row is published."""
+        return bool(self._state[row] == LIVE)
+
+    def blocks(self, row: int) -> int:
+        """Blocks that an entry takes."""
+        return int(self._blocks[row])
+
+    def readable(self, rows: Rows, down_mask: int) -> Flags:
+        """Which rows lie wholly on members that are up."""
+        on: Flags = (self._members[rows] & np.uint16(down_mask)) == 0
+        return on
+
+    def blocks_up(self, row: int, down_mask: int) -> bool:
+        """Whether one row lies wholly on members that are up."""
+        return not int(self._members[row]) & down_mask
+
+    def lengths(self, rows: Rows) -> npt.NDArray[np.uint32]:
+        """Logical length of each row."""
+        return self._length[rows]
+
+    def meta_numbers(self, rows: Rows) -> npt.NDArray[np.uint32]:
+        """Metadata number of each row."""
+        return self._meta[rows]
+
+    def touch(self, rows: Rows) -> None:
+        """Mark rows as just used, the first one most recently.
+
+        Callers give a prefix in order, so of one conversation the tail is evicted before the
+        chunks that it needs.
+        """
+        count = len(rows)
+        self._used_at[rows] = np.arange(self._tick + count, self._tick, -1, dtype=np.uint64)
+        self._tick += count
+
+    def pin(self, rows: Rows, until_s: int) -> None:
+        """Take one pin on each row; all pins of a row expire together at ``until_s``."""
+        np.add.at(self._pins, rows, 1)
+        self._pinned_until[rows] = np.maximum(self._pinned_until[rows], until_s)
+
+    def unpin(self, row: int) -> bool:
+        """Give one pin back; False if there was none."""
+        if not self._pins[row]:
+            return False
+        self._pins[row] -= 1
+        return True
+
+    def pinned(self, row: int, now_s: float) -> bool:
+        """Whether somebody holds an unexpired pin."""
+        return bool(self._pins[row] and self._pinned_until[row] > now_s)
+
+    def pins(self) -> int:
+        """Return the number of pins held, expired ones included."""
+        return int(self._pins[: self._top].sum())
+
+    def start_reading(self, row: int) -> None:
+        """Count a reader in flight: the entry's blocks stay until it ends."""
+        self._readers[row] += 1
+
+    def stop_reading(self, row: int) -> bool:
+        """End a reader; True if the entry is hidden and this was the last one."""
+        self._readers[row] -= 1
+        return bool(self._state[row] == DYING and not self._readers[row])
+
+    def being_read(self, row: int) -> bool:
+        """Whether readers are in flight."""
+        return bool(self._readers[row])
+
+    def victims(self, blocks: int, now_s: float, down_mask: int) -> list[int]:
+        """Choose the least recently used rows that together free at least ``blocks``.
+
+        Rows that are pinned, being read, or on a member that is not up (its inode could not be
+        erased) are passed over. Fewer blocks than asked for means that no more can be freed.
+        """
+        top = self._top
+        free = (self._pins[:top] == 0) | (self._pinned_until[:top] <= now_s)
+        candidates = np.flatnonzero(
+            (self._state[:top] == LIVE)
+            & free
+            & (self._readers[:top] == 0)
+            & ((self._members[:top] & np.uint16(down_mask)) == 0)
+        )
+        oldest = candidates[np.argsort(self._used_at[candidates], kind="stable")]
+        freed = np.cumsum(self._blocks[oldest], dtype=np.int64)
+        count = int(np.searchsorted(freed, blocks)) + 1
+        return [int(row) for row in oldest[:count]]
+
+    def live_rows(self, start: int = 0, limit: int | None = None) -> list[int]:
+        """Rows of live entries from row ``start`` on, in row order."""
+        rows = start + np.flatnonzero(self._state[start : self._top] == LIVE)
+        return [int(row) for row in rows[:limit]]
+
+    def rows_by_age(self) -> list[int]:
+        """Rows of live entries, least recently used first."""
+        rows = np.flatnonzero(self._state[: self._top] == LIVE)
+        return [int(row) for row in rows[np.argsort(self._used_at[rows], kind="stable")]]
+
+    def used_blocks(self) -> int:
+        """Blocks of live and hidden entries."""
+        return int(self._blocks[: self._top][self._state[: self._top] != FREE].sum())

@@ -1,0 +1,158 @@
+"""The one exception of a bad configuration, and how pydantic's findings become readable."""
+
+import difflib
+import reprlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from fx100_lmcache.errors import FX100Error
+
+Place = tuple[int | str, ...]
+"""Keys and list positions from the top of the file, e.g. ``("volume", "members", 2)``."""
+
+_MESSAGES = {
+    "bool_type": "must be true or false",
+    "dict_type": "must be a mapping of names to text",
+    "invalid_key": "is not a field name: names are text",
+    "missing": "is required",
+    "string_type": "must be text: put it in quotes",
+    "tuple_type": "must be a list",
+}
+_SECRET_MARK = "DHHC-1:"  # noqa: S105 - the public prefix of NVMe in-band secrets
+_NOTHING = object()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a configuration file.
+
+    Attributes
+    ----------
+    where : str
+        YAML path such as ``volume.members[2].path``; empty for the file as a whole.
+    value : str or None
+        The offending value, shortened; None where there is none or it may be a secret.
+    allowed : str
+        What is allowed, or what to do.
+    line : int or None
+        Line in the file, counted from 1.
+    """
+
+    where: str
+    value: str | None
+    allowed: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        place = self.where or "file"
+        line = f" (line {self.line})" if self.line else ""
+        value = f" = {self.value}" if self.value is not None else ""
+        return f"{place}{line}{value}: {self.allowed}"
+
+
+class ConfigError(FX100Error):
+    """A configuration that cannot be used. Its text names the file and every problem found.
+
+    Attributes
+    ----------
+    file : Path
+        The file as it was named by the caller.
+    problems : tuple of Problem
+        At least one, in the order of the file's sections.
+    """
+
+    def __init__(self, file: Path, problems: Sequence[Problem]) -> None:
+        super().__init__(file, problems)
+        self.file = file
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        count = len(self.problems)
+        heading = f"{self.file}: {count} problem{'s' if count != 1 else ''} in the configuration"
+        return "\n  ".join([heading, *map(str, self.problems)])
+
+
+def reject(allowed: str, at: Place = (), value: object = _NOTHING) -> NoReturn:
+    """Raise from a model's validator, pointing at `at` below that model and showing `value`."""
+    context = {"allowed": allowed, "at": at, "value": value}
+    raise PydanticCustomError("rejected", "{allowed}", context)
+
+
+def problems_of(error: ValidationError, model: type[BaseModel]) -> list[tuple[Place, Problem]]:
+    """Translate what pydantic found while it validated `model`, without line numbers."""
+    return [_problem(details, model) for details in error.errors(include_url=False)]
+
+
+def dotted(place: Place) -> str:
+    """Return ``volume.members[2].path`` for ``("volume", "members", 2, "path")``."""
+    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
+    return text.removeprefix(".")
+
+
+def yaml_names(model: type[BaseModel]) -> dict[str, str]:
+    """Map every name of a field, in YAML and in Python, to its name in YAML."""
+    names = {}
+    for python_name, field in model.model_fields.items():
+        yaml_name = str(field.validation_alias or python_name)
+        names[python_name] = names[yaml_name] = yaml_name
+    return names
+
+
+def shown(value: object) -> str | None:
+    """Return `value` shortened for a message, or None where it may hold a secret."""
+    if value is None:
+        return "null"
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 120
+    text = short.repr(value)
+    return None if _SECRET_MARK in (value if isinstance(value, str) else text) else text
+
+
+def _problem(details: ErrorDetails, model: type[BaseModel]) -> tuple[Place, Problem]:
+    kind, context = details["type"], details.get("ctx", {})
+    place: Place = details["loc"]
+    if kind == "invalid_key" or place[-1:] == ("[key]",):  # a number here is no position
+        place = tuple(str(key) for key in place if key != "[key]")
+    value: str | None = None if kind == "missing" else shown(details["input"])
+    allowed = _MESSAGES.get(kind, details["msg"].replace("Input should be", "must be", 1))
+    if kind == "value_error":
+        allowed = str(context["error"])
+    elif kind == "rejected":
+        place += context["at"]
+        allowed = context["allowed"]
+        value = None if context["value"] is _NOTHING else shown(context["value"])
+    elif kind == "extra_forbidden":
+        # The value of a misspelt field stays out of the message: it may be a secret.
+        value, allowed = None, _unknown_field(str(place[-1]), _model_at(model, place[:-1]))
+    elif kind == "model_type":
+        names = sorted(set(yaml_names(_model_at(model, place)).values()))
+        allowed = f"must be a mapping with fields of {', '.join(names)}; or leave it out"
+    return place, Problem(dotted(place), value, allowed)
+
+
+def _unknown_field(name: str, model: type[BaseModel]) -> str:
+    names = yaml_names(model)
+    nearest = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {names[nearest[0]]!r}? " if nearest else ""
+    return f"unknown field: {hint}Allowed here: {', '.join(dict.fromkeys(names.values()))}"
+
+
+def _model_at(model: type[BaseModel], place: Place) -> type[BaseModel]:
+    """Follow the names of `place` down to the section that they lead to."""
+    for key in place:
+        for python_name, field in model.model_fields.items():
+            if key == (field.validation_alias or python_name):
+                model = _model_in(field.annotation) or model
+    return model
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """Find the section's class inside ``tuple[Section, ...]`` or ``Section | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_in(part))), None)

@@ -1,0 +1,308 @@
+"""The sections of the configuration file, and their rules across fields."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fx100_lmcache.config.errors import reject
+from fx100_lmcache.config.nvme import Address, NvmeConfig, NvmeNamespace
+from fx100_lmcache.config.section import Section
+from fx100_lmcache.config.values import (
+    BLOCK_BYTES,
+    PATH_FIELD,
+    SEQUENCE_FIELD,
+    count_field,
+    count_or_word_field,
+    duration_field,
+    format_size,
+    fraction_field,
+    size_field,
+)
+
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+MAX_MEMBERS = 16
+MAX_SHARDS = 64
+
+
+class MemberConfig(Section):
+    """One stripe member: a file or block device by `path`, or a namespace by `nvme`."""
+
+    path: Annotated[Path, PATH_FIELD] | None = Field(
+        default=None, description="File or block device; absolute, links are kept as written."
+    )
+    nvme: NvmeNamespace | None = Field(
+        default=None, description="NVMe namespace, resolved to its device node at every open."
+    )
+    size_bytes: Annotated[int, size_field(MIB, 1024 * TIB, multiple_of=BLOCK_BYTES)] | None = Field(
+        default=None,
+        validation_alias="size",
+        description="Bytes of a file that `fx100 format` creates; leave out for what exists.",
+    )
+
+    @model_validator(mode="after")
+    def _is_one_thing(self) -> Self:
+        if (self.path is None) == (self.nvme is None):
+            reject("needs exactly one of path and nvme")
+        if self.nvme is not None and self.size_bytes is not None:
+            reject("is for files only: a namespace has its size", ("size",), self.size_bytes)
+        return self
+
+    def names(self) -> frozenset[tuple[str, str]]:
+        """Return every name that alone identifies the member, as (kind, value) pairs."""
+        if self.nvme is not None:
+            return self.nvme.names()
+        return frozenset({("path", os.path.realpath(self.path or ""))})
+
+
+class VolumeConfig(Section):
+    """What `fx100 format` lays out. Later opens find the members and read the rest from them."""
+
+    members: Annotated[tuple[MemberConfig, ...], SEQUENCE_FIELD] = Field(
+        description="1 to 16 stripe members, in any order: a member is known by its label."
+    )
+    shards: Annotated[int, count_field(1, MAX_SHARDS)] = Field(
+        default=1,
+        description="Independently owned shares of every member. 1 for `lmcache server`; one per "
+        "rank in-process.",
+    )
+    object_bytes: Annotated[int, size_field(BLOCK_BYTES, GIB)] = Field(
+        default=8_126_464,
+        validation_alias="object",
+        description="Bytes of a full chunk, from which the frame size follows. The default is 256 "
+        "tokens of Qwen3-Coder-480B in bf16 on one rank of eight.",
+    )
+    inode_bytes: Annotated[int, size_field(512, 8192, power_of_two=True)] = Field(
+        default=KIB,
+        validation_alias="inode",
+        description="Bytes of an inode; 1KiB names 32 pieces and leaves room for metadata.",
+    )
+    bytes_per_inode: Annotated[int, size_field(BLOCK_BYTES, GIB)] = Field(
+        default=256 * KIB,
+        description="One inode per so many bytes of a member; 256KiB costs 0.4 % and lets many "
+        "small objects share the volume with full chunks.",
+    )
+
+    @model_validator(mode="after")
+    def _members_are_distinct(self) -> Self:
+        if not 1 <= len(self.members) <= MAX_MEMBERS:
+            reject(f"must be a list of 1 to {MAX_MEMBERS} members", ("members",))
+        seen: dict[tuple[str, str], int] = {}
+        for position, member in enumerate(self.members):
+            for kind, value in sorted(member.names()):
+                first = seen.setdefault((kind, value), position)
+                if first != position:
+                    at = ("members", position, *(("path",) if member.path else ("nvme", kind)))
+                    reject(f"is the same as volume.members[{first}]", at, value)
+        return self
+
+
+class StripeConfig(Section):
+    """How the pieces of one object are spread."""
+
+    width: Annotated[int | Literal["all"], count_or_word_field(1, MAX_MEMBERS, "all")] = Field(
+        default="all",
+        description="Members that share one object: all of them (RAID0) or a number. 1 puts an "
+        "object on one member, so that a lost member costs only its own objects.",
+    )
+
+
+class IoConfig(Section):
+    """Threads, sizes and limits of the I/O engine."""
+
+    reader_threads: Annotated[int, count_field(1, 64)] = Field(
+        default=16,
+        description="Reading threads per member. 16, because in a busy Python process 4 fall to a "
+        "quarter of their bandwidth while they wait for the GIL.",
+    )
+    writer_threads: Annotated[int, count_field(1, 64)] = Field(
+        default=4,
+        description="Writing threads per member, no more than reader_threads: reads come first.",
+    )
+    max_io_bytes: Annotated[int, size_field(128 * KIB, 16 * MIB, multiple_of=BLOCK_BYTES)] = Field(
+        default=MIB,
+        validation_alias="max_io",
+        description="Bytes of the largest single read or write; larger ones than 1MiB are known "
+        "to fail on some NVMe/TCP targets.",
+    )
+    max_write_bytes: Annotated[int, size_field(MIB, TIB)] = Field(
+        default=8 * GIB,
+        validation_alias="max_write_in_flight",
+        description="Bytes of puts accepted and not yet written; past it a put is dropped and "
+        "counted. 8GiB holds one session of 29,800 tokens of a 480B model.",
+    )
+    engine: Literal["auto", "native", "python"] = Field(
+        default="auto", description="auto takes the native worker where it is available."
+    )
+    direct: Literal["require", "prefer", "off"] = Field(
+        default="prefer",
+        description="Direct I/O: refuse to open without it, use it where it works and report it, "
+        "or do not use it.",
+    )
+
+    @model_validator(mode="after")
+    def _limits_fit(self) -> Self:
+        if self.writer_threads > self.reader_threads:
+            reject(
+                f"must be at most reader_threads, which is {self.reader_threads}",
+                ("writer_threads",),
+                self.writer_threads,
+            )
+        return self
+
+
+class DeadlineConfig(Section):
+    """How long anything may take. Lookups have no deadline: they never touch a device."""
+
+    load_s: Annotated[float, duration_field(0.01, 300)] = Field(
+        default=10.0,
+        validation_alias="load",
+        description="Seconds for a load; what is not there by then is a miss.",
+    )
+    store_s: Annotated[float, duration_field(0.01, 60)] = Field(
+        default=60.0,
+        validation_alias="store",
+        description="Seconds for a put, at most 60: LMCache may reuse the source buffer when its "
+        "read lock of 300 s ends, and a later hash would bless wrong bytes.",
+    )
+    close_s: Annotated[float, duration_field(0.01, 10)] = Field(
+        default=8.0,
+        validation_alias="close",
+        description="Seconds for close, at most 10: LMCache gives its whole engine 15 s.",
+    )
+    pin_ttl_s: Annotated[float, duration_field(1, 3600)] = Field(
+        default=300.0,
+        validation_alias="pin_ttl",
+        description="Seconds until a pin that nobody released ends; 300 as in LMCache.",
+    )
+    claim_check_s: Annotated[float, duration_field(0.01, 60)] = Field(
+        default=1.0,
+        validation_alias="claim_check",
+        description="Seconds after which a writer looks again whether the shard is still its own.",
+    )
+    probe_interval_s: Annotated[float, duration_field(0.01, 60)] = Field(
+        default=1.0,
+        validation_alias="probe_interval",
+        description="Seconds between two looks for a member that is down.",
+    )
+    stuck_io_s: Annotated[float, duration_field(0.01, 599)] = Field(
+        default=300.0,
+        validation_alias="stuck_io",
+        description="Seconds after which an I/O in the kernel is called stuck and escalated; "
+        "under the 600 s of LMCache's write lock.",
+    )
+
+    @model_validator(mode="after")
+    def _stuck_comes_last(self) -> Self:
+        longest = max(self.load_s, self.store_s)
+        if self.stuck_io_s < longest:
+            allowed = f"must be at least load and store, here {longest:g}s"
+            reject(allowed, ("stuck_io",), self.stuck_io_s)
+        return self
+
+
+class SpaceConfig(Section):
+    """How much room is kept free by evicting ahead of need."""
+
+    reserve_fraction: Annotated[float, fraction_field(0, 0.5)] = Field(
+        default=0.03,
+        description="Share of a shard kept free, 0 to 0.5. With 0.03 reads stay as large as on a "
+        "fresh volume; with 0 they shrink by a quarter.",
+    )
+    evict_batch_fraction: Annotated[float, fraction_field(0.0001, 0.25)] = Field(
+        default=0.01, description="Share of a shard that one round of our own eviction frees."
+    )
+    trigger_watermark: Annotated[float, fraction_field(0.1, 0.99)] = Field(
+        default=0.9,
+        description="Used share at which LMCache's evictor starts (multiprocess mode). Below 1 - "
+        "reserve_fraction, so that LMCache, which knows what is in use, chooses before we must.",
+    )
+    eviction_ratio: Annotated[float, fraction_field(0.001, 0.5)] = Field(
+        default=0.05,
+        description="Share of the keys that LMCache's evictor drops in one pass, one per second.",
+    )
+
+    @model_validator(mode="after")
+    def _lmcache_evicts_first(self) -> Self:
+        limit = 1 - self.reserve_fraction
+        if self.trigger_watermark > limit:
+            allowed = f"must be at most 1 - reserve_fraction, here {limit:g}"
+            reject(allowed, ("trigger_watermark",), self.trigger_watermark)
+        return self
+
+
+class IdentityConfig(Section):
+    """What tells apart caches that LMCache's keys do not: revision, quantisation, layout."""
+
+    namespaces: dict[str, str] = Field(
+        default={},
+        description="Model name as vLLM knows it -> any tag, such as a revision. Change the tag "
+        "when the same name means other weights.",
+    )
+    default_namespace: str = Field(default="", description="Tag of models not listed.")
+    require_namespace: bool = Field(
+        default=False,
+        description="Cache nothing for models that are not listed, instead of warning.",
+    )
+
+    def namespace_of(self, model_name: str) -> str | None:
+        """Return the tag of a model, or None when it must not be cached."""
+        if self.require_namespace:
+            return self.namespaces.get(model_name)
+        return self.namespaces.get(model_name, self.default_namespace)
+
+
+class InProcessConfig(Section):
+    """For LMCache inside the vLLM workers; `lmcache server` opens all shards and ignores it."""
+
+    shard_base: Annotated[int, count_field(0, MAX_SHARDS - 1)] = Field(
+        default=0, description="Shard of this instance's rank 0; rank r opens shard_base + r."
+    )
+
+
+class MetricsConfig(Section):
+    """Prometheus metrics."""
+
+    enabled: bool = Field(default=True, description="Count at all; costs next to nothing.")
+    port: Annotated[int, count_field(1, 65535)] | None = Field(
+        default=None, description="HTTP port of our own; default: none, use the host's registry."
+    )
+    host: Address = Field(
+        default="127.0.0.1", description="Address to listen on; loopback, as nothing asks who."
+    )
+
+
+class Config(Section):
+    """The whole file."""
+
+    volume: VolumeConfig = Field(description="Members and layout.")
+    stripe: StripeConfig = Field(default=StripeConfig(), description="Spreading of an object.")
+    io: IoConfig = Field(default=IoConfig(), description="Threads, sizes and limits.")
+    deadlines: DeadlineConfig = Field(default=DeadlineConfig(), description="Time limits.")
+    space: SpaceConfig = Field(default=SpaceConfig(), description="Free space and eviction.")
+    identity: IdentityConfig = Field(default=IdentityConfig(), description="Tags of models.")
+    inprocess: InProcessConfig = Field(
+        default=InProcessConfig(), description="Settings of the in-process mode."
+    )
+    nvme: NvmeConfig | None = Field(
+        default=None, description="Subsystems to connect; leave out for local devices."
+    )
+    metrics: MetricsConfig = Field(default=MetricsConfig(), description="Prometheus metrics.")
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> Self:
+        width, members = self.stripe.width, len(self.volume.members)
+        if width != "all" and width > members:
+            reject(f"must be at most the number of members, {members}", ("stripe", "width"), width)
+        base, shards = self.inprocess.shard_base, self.volume.shards
+        if base >= shards:
+            reject(f"must be below volume.shards, {shards}", ("inprocess", "shard_base"), base)
+        # A put larger than the bound would be dropped every time, and nothing would be cached.
+        if self.io.max_write_bytes < self.volume.object_bytes:
+            reject(
+                f"must be at least volume.object, {format_size(self.volume.object_bytes)}",
+                ("io", "max_write_in_flight"),
+                format_size(self.io.max_write_bytes),
+            )
+        return self

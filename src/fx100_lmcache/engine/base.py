@@ -1,0 +1,180 @@
+"""What the store hands to an engine: transfers, grouped into jobs with a deadline.
+
+A *transfer* moves one piece. A *job* is the set of transfers whose fate is reported together
+(all pieces of one object). The engine calls ``on_done`` exactly once for each job, from any
+thread, and never raises into the caller of ``submit``.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fx100_lmcache.geometry import round_up
+from fx100_lmcache.members.base import Member
+
+
+class Status(enum.Enum):
+    """Fate of a transfer."""
+
+    PENDING = "pending"
+    OK = "ok"
+    MISMATCH = "mismatch"
+    """The bytes read do not hash to what was written."""
+    ERROR = "error"
+    """The kernel or the member refused; see ``Transfer.error``."""
+    TIMED_OUT = "timed out"
+    """Not finished at the job's deadline: still queued, or still in the kernel."""
+
+
+@dataclass(slots=True)
+class IoBuffer:
+    """Memory of a caller.
+
+    Attributes
+    ----------
+    view : memoryview
+        All bytes that belong to the object, alignment padding included.
+    length : int
+        The first bytes of it that count.
+    address : int
+        Where the view starts, for alignment and for native engines.
+    """
+
+    view: memoryview
+    length: int
+    address: int
+
+    def fits_directly(self, start: int, length: int, align: int) -> bool:
+        """Whether a transfer can use bytes from ``start`` on without a bounce buffer."""
+        aligned = (self.address + start) % align == 0
+        return aligned and start + round_up(length, align) <= len(self.view)
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One piece on its way.
+
+    Attributes
+    ----------
+    member, offset
+        Where on the media, in bytes.
+    buffer, start, length
+        The bytes of the caller's buffer that are moved and hashed.
+    expected : int or None
+        What a read must hash to; None if the caller checks for himself.
+    checksum : int
+        xxh3-64 of the bytes moved, once the status is OK (or MISMATCH).
+    in_kernel : bool
+        Set when the job's deadline found it there: it will be reported to ``Job.on_late``.
+    started, stuck, ticket, max_io_bytes
+        The engine's own: taken by a thread; counted as stuck; handle in a native pool; call size
+        of a retry (0: the member's).
+    """
+
+    member: int
+    offset: int
+    buffer: IoBuffer
+    start: int
+    length: int
+    expected: int | None = None
+    checksum: int = 0
+    status: Status = Status.PENDING
+    error: OSError | None = None
+    in_kernel: bool = False
+    started: bool = False
+    stuck: bool = False
+    ticket: int = 0
+    max_io_bytes: int = 0
+    job: Job = field(init=False, repr=False)
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Transfers that are reported together.
+
+    Attributes
+    ----------
+    deadline : float
+        On the engine's clock. Queued transfers are cancelled then, and the job is reported,
+        unless ``hold`` says otherwise.
+    on_done : callable
+        Called once.
+    on_late : callable or None
+        Called for each transfer that was in the kernel at the deadline, when it comes back.
+    hold : bool
+        For reads straight into memory that is not ours to keep: the job is not reported while
+        the kernel may still write there.
+    """
+
+    write: bool
+    transfers: Sequence[Transfer]
+    deadline: float
+    on_done: Callable[[Job], None]
+    on_late: Callable[[Transfer], None] | None = None
+    hold: bool = False
+    remaining: int = field(init=False)
+    finished_at: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def __post_init__(self) -> None:
+        self.remaining = len(self.transfers)
+        for transfer in self.transfers:
+            transfer.job = self
+
+    @property
+    def ok(self) -> bool:
+        """Whether every transfer succeeded."""
+        return all(t.status is Status.OK for t in self.transfers)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberState:
+    """Health of a member, as an operator sees it."""
+
+    name: str
+    state: str
+    """``up``, ``suspect`` (something is stuck or failed just now) or ``down``."""
+    io_mode: str
+    max_io_bytes: int
+    stuck: int
+    """Transfers past their deadline that the kernel has not given back."""
+    errors: int
+    last_error: str
+
+
+class Engine(Protocol):
+    """Moves pieces. Implementations: threads (the product), in-line (tests)."""
+
+    kind: str
+
+    def now(self) -> float:
+        """Return the clock that deadlines are measured on, in seconds."""
+        ...
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs; return at once."""
+        ...
+
+    def member(self, index: int) -> Member:
+        """Return the member in use at a place of the stripe."""
+        ...
+
+    def down_mask(self) -> int:
+        """Bit map of the members that cannot be read at present."""
+        ...
+
+    def states(self) -> list[MemberState]:
+        """Report every member's health."""
+        ...
+
+    def flush(self) -> None:
+        """Flush all members that are up. May block."""
+        ...
+
+    def close(self, deadline_s: float) -> int:
+        """Stop; return how many transfers had to be left in the kernel."""
+        ...

@@ -1,0 +1,72 @@
+"""Health of one member: up, suspect or down. Pure; the engine tells it what happened.
+
+*Suspect*: the kernel has kept a transfer past its deadline. *Down*: several transfers in a row
+failed. Neither is promised by lookups nor chosen for writes; a probe that reads the member's
+label, or the return of everything that was stuck, brings it back.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+ERRORS_IN_A_ROW = 3
+
+
+@dataclass(slots=True)
+class MemberHealth:
+    """Counters and state of one member. Thread-safe."""
+
+    stuck: int = 0
+    errors: int = 0
+    last_error: str = ""
+    _row: int = 0
+    _forgiven: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def state(self) -> str:
+        """``up``, ``suspect`` or ``down``."""
+        if self._row >= ERRORS_IN_A_ROW:
+            return "down"
+        return "suspect" if self.stuck > self._forgiven else "up"
+
+    @property
+    def usable(self) -> bool:
+        """Whether the member may be read and written."""
+        return self._row < ERRORS_IN_A_ROW and self.stuck <= self._forgiven
+
+    def note_success(self) -> None:
+        """Record a transfer that worked."""
+        if self._row:
+            with self._lock:
+                if self._row < ERRORS_IN_A_ROW:
+                    self._row = 0
+
+    def note_error(self, error: OSError) -> None:
+        """Record a transfer that failed."""
+        with self._lock:
+            self.errors += 1
+            self._row += 1
+            self.last_error = str(error)
+
+    def note_stuck(self) -> None:
+        """Record a transfer that the kernel kept past its deadline."""
+        with self._lock:
+            self.stuck += 1
+            self.last_error = "a transfer passed its deadline in the kernel"
+
+    def note_returned(self) -> None:
+        """Record that a stuck transfer came back."""
+        with self._lock:
+            self.stuck -= 1
+            self._forgiven = min(self._forgiven, self.stuck)
+
+    def note_probe(self, works: bool) -> None:
+        """Record the outcome of reading the label: it alone ends *down*."""
+        with self._lock:
+            if works:
+                self._row = 0
+                self._forgiven = self.stuck
+            else:
+                self._row = ERRORS_IN_A_ROW

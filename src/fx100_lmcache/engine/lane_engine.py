@@ -1,0 +1,381 @@
+"""The engine: lanes for every member, deadlines, retries in smaller calls, health, probes."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fx100_lmcache.engine.base import Job, MemberState, Status, Transfer
+from fx100_lmcache.engine.health import MemberHealth
+from fx100_lmcache.engine.lane import Finish, Lane, PythonLane
+from fx100_lmcache.engine.native import NativeLane, NativeReaper, native_available
+from fx100_lmcache.members.base import Member
+
+log = logging.getLogger(__name__)
+
+SMALLEST_IO_BYTES = 128 * 1024
+_TOO_LARGE_ERRORS = frozenset({errno.EIO, errno.EINVAL, errno.EREMOTEIO})
+
+Probe = Callable[[int, Member], "Member | None"]
+
+LANES = ("reads", "writes", "bounced")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Sizes of an engine.
+
+    Attributes
+    ----------
+    reader_threads, writer_threads : int
+        Per member. Writers are fewer, so that reads overtake writes.
+    max_io_bytes : int
+        Cap of one call: larger ones are known to fail on some NVMe/TCP targets.
+    native : bool
+        Move aligned pieces without the GIL where the extension was built.
+    probe_interval_s : float
+        How often a member that is not up is looked at.
+    """
+
+    reader_threads: int = 16
+    writer_threads: int = 4
+    max_io_bytes: int = 1024 * 1024
+    native: bool = True
+    probe_interval_s: float = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """One member with its lanes; replaced as a whole when the member comes back elsewhere."""
+
+    index: int
+    member: Member
+    max_io_bytes: int
+    health: MemberHealth = field(default_factory=MemberHealth)
+    reads: Lane = field(init=False)
+    writes: Lane = field(init=False)
+    bounced: Lane = field(init=False)
+
+    def close(self) -> None:
+        for kind in LANES:
+            getattr(self, kind).close()
+
+
+class LaneFactory(Protocol):
+    """Makes the lanes of a member."""
+
+    kind: str
+
+    def make(self, what: str, slot: _Slot, finish: Finish) -> Lane:
+        """Make a lane: ``what`` is ``reads``, ``writes`` or ``bounced`` (unaligned memory)."""
+        ...
+
+    def close(self) -> None:
+        """Stop what the lanes share."""
+        ...
+
+
+class ThreadedLanes:
+    """Lanes with threads: native where the extension was built and the member has a descriptor."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._reaper = NativeReaper() if options.native and native_available() else None
+        self.kind = "python" if self._reaper is None else "native"
+        readers, writers = options.reader_threads, options.writer_threads
+        self._threads = {"reads": readers, "writes": writers, "bounced": max(2, readers // 4)}
+
+    def make(self, what: str, slot: _Slot, finish: Finish) -> Lane:
+        """Make a lane."""
+        threads, member = self._threads[what], slot.member
+
+        def limit() -> int:
+            return slot.max_io_bytes
+
+        if self._reaper is not None and member.fileno() is not None and what != "bounced":
+            return NativeLane(member, threads, limit, finish, self._reaper)
+        return PythonLane(member, threads, limit, finish, f"fx100-m{slot.index}-{what}")
+
+    def close(self) -> None:
+        """Stop the thread that native lanes share."""
+        if self._reaper is not None:
+            self._reaper.close()
+
+
+class LaneEngine:
+    """Threads for every member.
+
+    Parameters
+    ----------
+    members : sequence of Member
+        In stripe order.
+    lanes : LaneFactory or None
+        Where tests put lanes of their own; then nothing runs in the background, and
+        :meth:`expire_due` and :meth:`probe` are called by hand.
+    probe : callable or None
+        ``probe(index, member)`` reads the label and returns the member to use from now on (the
+        same one, or a freshly opened one), or None. Called on a thread of its own.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        options: EngineOptions,
+        probe: Probe | None = None,
+        *,
+        lanes: LaneFactory | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._options = options
+        self._clock = clock
+        self._lanes = lanes or ThreadedLanes(options)
+        self.kind = self._lanes.kind
+        self._probe = probe
+        self._expiry: list[tuple[float, int, Job]] = []
+        self._sequence = itertools.count()
+        self._wake = threading.Condition()
+        self._closing = threading.Event()
+        self._open_jobs = 0
+        self._slots = [self._equip(i, m) for i, m in enumerate(members)]
+        if lanes is None:
+            self._start(self._watch, "fx100-deadlines")
+            for index in range(len(members)):
+                self._start(functools.partial(self._probe_loop, index), f"fx100-probe-{index}")
+
+    def _start(self, target: Callable[[], None], name: str) -> None:
+        threading.Thread(target=target, name=name, daemon=True).start()
+
+    def _equip(self, index: int, member: Member) -> _Slot:
+        slot = _Slot(index, member, self._options.max_io_bytes)
+
+        def finish(
+            transfer: Transfer, status: Status, checksum: int, problem: OSError | None
+        ) -> None:
+            self._finish(slot, transfer, status, checksum, problem)
+
+        for kind in LANES:
+            setattr(slot, kind, self._lanes.make(kind, slot, finish))
+        return slot
+
+    def now(self) -> float:
+        """Return the clock, by default the monotonic one."""
+        return self._clock()
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Queue jobs."""
+        queued: dict[int, list[Transfer]] = {}
+        lanes: dict[int, Lane] = {}
+        refused: list[tuple[_Slot, Transfer]] = []
+        with self._wake:
+            self._open_jobs += len(jobs)
+            for job in jobs:
+                heapq.heappush(self._expiry, (job.deadline, next(self._sequence), job))
+            self._wake.notify()
+        for job in jobs:
+            for transfer in job.transfers:
+                slot = self._slots[transfer.member]
+                if not slot.health.usable or self._closing.is_set():
+                    refused.append((slot, transfer))
+                    continue
+                lane = self._lane_for(slot, transfer)
+                lanes[id(lane)] = lane
+                queued.setdefault(id(lane), []).append(transfer)
+        for key, transfers in queued.items():
+            lanes[key].submit(transfers)
+        for slot, transfer in refused:
+            problem = OSError(errno.ENODEV, f"{slot.member.name} is {slot.health.state}")
+            self._settle(slot, transfer, Status.ERROR, 0, problem)
+
+    def _lane_for(self, slot: _Slot, transfer: Transfer) -> Lane:
+        align = slot.member.logical_block_bytes
+        if not transfer.buffer.fits_directly(transfer.start, transfer.length, align):
+            return slot.bounced
+        return slot.writes if transfer.job.write else slot.reads
+
+    def _finish(
+        self,
+        slot: _Slot,
+        transfer: Transfer,
+        status: Status,
+        checksum: int,
+        problem: OSError | None,
+    ) -> None:
+        """Take a transfer back from a lane."""
+        if problem is None:
+            slot.health.note_success()
+            if transfer.max_io_bytes:
+                slot.max_io_bytes = min(slot.max_io_bytes, transfer.max_io_bytes)
+        elif self._retry_smaller(slot, transfer, problem):
+            return
+        else:
+            slot.health.note_error(problem)
+            log.warning("%s: %s", slot.member.name, problem)
+        self._settle(slot, transfer, status, checksum, problem)
+
+    def _retry_smaller(self, slot: _Slot, transfer: Transfer, problem: OSError) -> bool:
+        """Try again in calls of half the size: some targets refuse large ones.
+
+        The limit is learned when that works, so a lost path does not shrink it.
+        """
+        used = min(transfer.max_io_bytes or slot.max_io_bytes, transfer.length)
+        with transfer.job.lock:
+            if (
+                transfer.status is not Status.PENDING
+                or problem.errno not in _TOO_LARGE_ERRORS
+                or used // 2 < SMALLEST_IO_BYTES
+            ):
+                return False
+            if transfer.max_io_bytes and problem.errno != errno.EINVAL:
+                return False  # EIO twice is a broken device, not a limit
+            transfer.max_io_bytes = used // 2 // SMALLEST_IO_BYTES * SMALLEST_IO_BYTES
+            transfer.started = False
+        log.warning("%s: %s; trying again in smaller calls", slot.member.name, problem)
+        self._lane_for(slot, transfer).submit([transfer])
+        return True
+
+    def _settle(
+        self,
+        slot: _Slot,
+        transfer: Transfer,
+        status: Status,
+        checksum: int,
+        problem: OSError | None,
+    ) -> None:
+        job = transfer.job
+        with job.lock:
+            late = transfer.in_kernel
+            transfer.checksum, transfer.error = checksum, problem
+            if not late:
+                transfer.status = status
+                job.remaining -= 1
+            done = not late and job.remaining == 0
+        if transfer.stuck:
+            slot.health.note_returned()
+        if late and job.on_late is not None:
+            job.on_late(transfer)
+        if done:
+            self._report(job)
+
+    def _report(self, job: Job) -> None:
+        job.finished_at = self.now()
+        with self._wake:
+            self._open_jobs -= 1
+            self._wake.notify_all()
+        job.on_done(job)
+        job.transfers = ()  # the expiry queue keeps the job: let go of the caller's memory
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            self.expire_due()
+            with self._wake:
+                next_at = self._expiry[0][0] if self._expiry else self.now() + 1.0
+                self._wake.wait(min(max(next_at - self.now(), 0.0), 1.0))
+
+    def expire_due(self) -> None:
+        """Expire the jobs whose deadlines have passed."""
+        due = []
+        with self._wake:
+            while self._expiry and self._expiry[0][0] <= self.now():
+                due.append(heapq.heappop(self._expiry)[2])
+        for job in due:
+            self._expire(job)
+
+    def _expire(self, job: Job) -> None:
+        """Cancel what is queued; leave what the kernel has, to be reported late."""
+        stuck: list[_Slot] = []
+        with job.lock:
+            if job.remaining == 0:
+                return
+            for transfer in job.transfers:
+                if transfer.status is not Status.PENDING:
+                    continue
+                slot = self._slots[transfer.member]
+                if self._lane_for(slot, transfer).cancel(transfer):
+                    transfer.status = Status.TIMED_OUT
+                    job.remaining -= 1
+                else:
+                    stuck.append(slot)
+                    transfer.stuck = True
+                    if job.hold and self._lane_for(slot, transfer) is not slot.bounced:
+                        continue
+                    transfer.in_kernel = True
+                    transfer.status = Status.TIMED_OUT
+                    job.remaining -= 1
+            done = job.remaining == 0
+        for slot in stuck:
+            slot.health.note_stuck()
+            log.error("%s: a transfer passed its deadline in the kernel", slot.member.name)
+        if done:
+            self._report(job)
+
+    def _probe_loop(self, index: int) -> None:
+        while not self._closing.wait(self._options.probe_interval_s):
+            self.probe(index)
+
+    def probe(self, index: int) -> None:
+        """Look whether a member that is not up works again, perhaps under another name."""
+        slot = self._slots[index]
+        if self._probe is None or slot.health.usable:
+            return
+        before = slot.health.state
+        found = self._probe(index, slot.member)
+        if found is None:
+            slot.health.note_probe(works=False)
+        elif found is slot.member:
+            slot.health.note_probe(works=True)
+            log.warning("%s: up again (was %s)", found.name, before)
+        else:
+            self._slots[index] = self._equip(index, found)
+            slot.close()
+            log.warning("%s: back as %s", slot.member.name, found.name)
+
+    def member(self, index: int) -> Member:
+        """Return the member in use at a place of the stripe."""
+        return self._slots[index].member
+
+    def down_mask(self) -> int:
+        """Bit map of the members that are not up."""
+        return sum(1 << slot.index for slot in self._slots if not slot.health.usable)
+
+    def states(self) -> list[MemberState]:
+        """Report every member's health."""
+        return [
+            MemberState(
+                s.member.name,
+                s.health.state,
+                s.member.io_mode,
+                s.max_io_bytes,
+                s.health.stuck,
+                s.health.errors,
+                s.health.last_error,
+            )
+            for s in self._slots
+        ]
+
+    def flush(self) -> None:
+        """Flush every member that is up."""
+        for slot in self._slots:
+            if slot.health.usable:
+                slot.member.flush()
+
+    def close(self, deadline_s: float) -> int:
+        """Wait for open jobs until the deadline, then stop."""
+        until = self.now() + deadline_s
+        with self._wake:
+            while self._open_jobs and self.now() < until:
+                self._wake.wait(min(0.1, max(0.0, until - self.now())))
+            left = [job for _, _, job in self._expiry]
+        self._closing.set()
+        for job in left:
+            self._expire(job)
+        for slot in self._slots:
+            slot.close()
+        self._lanes.close()
+        return sum(slot.health.stuck for slot in self._slots)

@@ -1,0 +1,172 @@
+"""The native lane: the same work as the Python lane, without the interpreter's lock.
+
+In a process whose Python threads are busy, every return from a system call must win the GIL
+again. Measured on memory-fast files with one thread spinning: 5.6 to 7.4 GB/s for the Python lane
+against 11.7 GB/s for a C++ pool. A pool in C keeps up with the latter, and hashes each part while
+it is still in the CPU's cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import importlib
+import itertools
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from types import ModuleType
+
+from fx100_lmcache.engine.base import Status, Transfer
+from fx100_lmcache.engine.lane import Finish
+from fx100_lmcache.geometry import round_up
+from fx100_lmcache.members.base import Member
+
+log = logging.getLogger(__name__)
+
+_XXH3 = ("createState", "freeState", "64bits_reset", "64bits_update", "64bits_digest")
+
+
+@lru_cache(maxsize=1)
+def _native() -> ModuleType | None:
+    """Load the extension and give it xxh3; None, with the reason logged, when that fails."""
+    try:
+        module = importlib.import_module("fx100_lmcache.engine._native")
+    except ImportError as problem:
+        log.warning("native engine not built, using Python threads: %s", problem)
+        return None
+    for library in (_xxhash_extension(), "libxxhash.so.0"):
+        with contextlib.suppress(OSError, AttributeError):
+            loaded = ctypes.CDLL(library)
+            addresses = [ctypes.cast(loaded[f"XXH3_{n}"], ctypes.c_void_p).value for n in _XXH3]
+            module.use_hasher(*addresses)
+            return module
+    log.warning("native engine needs libxxhash.so.0 (package libxxhash0), using Python threads")
+    return None
+
+
+def _xxhash_extension() -> str:
+    return str(importlib.import_module("xxhash._xxhash").__file__)
+
+
+def native_available() -> bool:
+    """Whether native lanes can be used in this installation."""
+    return _native() is not None
+
+
+class NativeReaper:
+    """One thread that takes finished operations from all pools back into Python."""
+
+    def __init__(self) -> None:
+        self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lanes: list[NativeLane] = []
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="fx100-reaper", daemon=True)
+        self._thread.start()
+
+    def open_pool(self, lane: NativeLane, threads: int) -> object:
+        """Open a pool whose completions come to ``lane``."""
+        module = _native()
+        assert module is not None
+        pool: object = module.open_pool(threads, self._event_fd)
+        self._lanes.append(lane)
+        return pool
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._event_fd, select.POLLIN)
+        while not self._closing:
+            poll.poll(1000)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._event_fd)
+            for lane in list(self._lanes):
+                try:
+                    lane.drain()
+                except Exception:
+                    log.exception("a completion handler failed")
+
+    def close(self) -> None:
+        """Stop the thread; the descriptor stays, since a pool's last thread may still signal."""
+        self._closing = True
+
+
+class NativeLane:
+    """Moves aligned transfers of one member with threads in C."""
+
+    def __init__(
+        self,
+        member: Member,
+        threads: int,
+        max_io_bytes: Callable[[], int],
+        finish: Finish,
+        reaper: NativeReaper,
+    ) -> None:
+        module = _native()
+        assert module is not None
+        self._module = module
+        self._member = member
+        self._max_io_bytes = max_io_bytes
+        self._finish = finish
+        self._tickets = itertools.count(1)
+        self._open: dict[int, Transfer] = {}
+        self._pool = reaper.open_pool(self, threads)
+
+    def submit(self, transfers: Iterable[Transfer]) -> None:
+        """Queue transfers."""
+        fd = self._member.fileno()
+        align = self._member.logical_block_bytes
+        limit = self._max_io_bytes()
+        operations = []
+        for transfer in transfers:
+            ticket = transfer.ticket = next(self._tickets)
+            self._open[ticket] = transfer
+            buffer, padded = transfer.buffer, round_up(transfer.length, align)
+            if transfer.job.write and padded > transfer.length:
+                end = transfer.start + transfer.length
+                buffer.view[end : transfer.start + padded] = bytes(padded - transfer.length)
+            operations.append(
+                (
+                    ticket,
+                    -1 if fd is None else fd,
+                    transfer.job.write,
+                    buffer.address + transfer.start,
+                    transfer.length,
+                    padded,
+                    transfer.offset,
+                    transfer.max_io_bytes or limit,
+                    align,
+                )
+            )
+        self._module.submit(self._pool, operations)
+
+    def cancel(self, transfer: Transfer) -> bool:
+        """Take a transfer back if it is still queued."""
+        taken: bool = self._module.cancel(self._pool, transfer.ticket)
+        if taken:
+            self._open.pop(transfer.ticket, None)
+        return taken
+
+    def drain(self) -> None:
+        """Report what has finished."""
+        for ticket, code, checksum in self._module.drain(self._pool):
+            transfer = self._open.pop(ticket)
+            if code:
+                self._finish(transfer, Status.ERROR, 0, self._explain(code, transfer))
+            elif transfer.expected is not None and transfer.expected != checksum:
+                self._finish(transfer, Status.MISMATCH, checksum, None)
+            else:
+                self._finish(transfer, Status.OK, checksum, None)
+
+    def _explain(self, code: int, transfer: Transfer) -> OSError:
+        if code == errno.ENODATA:
+            where = f"{self._member.name} moved nothing at {transfer.offset}; is it gone?"
+            return OSError(code, where)
+        return OSError(code, os.strerror(code))
+
+    def close(self) -> None:
+        """Stop the threads as soon as each is idle."""
+        self._module.close_pool(self._pool)

@@ -1,0 +1,284 @@
+"""From a configuration to an open store, and to a newly formatted volume."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fx100_lmcache.access import (
+    member_path,
+    member_paths,
+    open_members,
+    open_to_format,
+    refuse_dev,
+)
+from fx100_lmcache.config import Config
+from fx100_lmcache.engine.lane_engine import EngineOptions, LaneEngine
+from fx100_lmcache.errors import FX100Error, MemberOpenError, SectorSizeError, VolumeError
+from fx100_lmcache.geometry import Geometry, plan_geometry
+from fx100_lmcache.members.base import Member
+from fx100_lmcache.members.device import DeviceMember, create_file, open_member
+from fx100_lmcache.store import Store, StoreOptions
+from fx100_lmcache.volume import (
+    Contents,
+    Volume,
+    assemble,
+    check_formattable,
+    contents_of,
+    format_volume,
+    read_label,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Mounted:
+    """An open store with everything under it."""
+
+    config: Config
+    volume: Volume
+    engine: LaneEngine
+    store: Store
+
+    def close(self) -> int:
+        """Close within the configured deadline; return transfers left in the kernel."""
+        left = self.store.close(self.config.deadlines.close_s)
+        if not left:  # a descriptor that the kernel still uses must not be reused
+            for index in range(len(self.volume.members)):
+                self.engine.member(index).close()
+        return left
+
+
+@dataclass(frozen=True, slots=True)
+class FormatPlan:
+    """What `format` is about to do.
+
+    Attributes
+    ----------
+    create : tuple of (path, bytes)
+        Files that do not exist yet.
+    members : tuple of (name, bytes, logical block size)
+        In stripe order, including those to be created.
+    contents : tuple of Contents
+        What each member holds now.
+    """
+
+    create: tuple[tuple[Path, int], ...]
+    members: tuple[tuple[str, int, int], ...]
+    geometry: Geometry
+    contents: tuple[Contents, ...]
+
+
+def open_volume(config: Config, *, exclusive: bool = False, read_only: bool = False) -> Volume:
+    """Open the members and assemble the volume by their labels."""
+    members = open_members(config, exclusive=exclusive, read_only=read_only)
+    try:
+        return assemble(members)
+    except BaseException as problem:
+        for member in members:
+            member.close()
+        if isinstance(problem, OSError):
+            raise VolumeError(f"the volume cannot be read: {problem}") from problem
+        raise
+
+
+def mount(
+    config: Config, *, shards: Sequence[int] | None = None, take_over: bool = False
+) -> Mounted:
+    """Open the store that a configuration describes.
+
+    Parameters
+    ----------
+    shards : sequence of int or None
+        Shards to own; None opens all of them, and block devices exclusively.
+
+    Raises
+    ------
+    FX100Error
+        A subclass that says which device is wrong, and what to do.
+    """
+    volume = open_volume(config, exclusive=shards is None)
+    engine = LaneEngine(volume.members, engine_options(config), _Probe(config, volume))
+    try:
+        store = Store(
+            volume, engine, shards=shards, options=store_options(config), take_over=take_over
+        )
+    except BaseException as problem:
+        engine.close(0.0)
+        for member in volume.members:
+            member.close()
+        if isinstance(problem, OSError):
+            raise VolumeError(f"the volume cannot be read: {problem}") from problem
+        raise
+    for member in volume.members:
+        if member.io_mode != "direct" and config.io.direct != "off":
+            log.warning("%s: direct I/O does not work here, using the page cache", member.name)
+    return Mounted(config, volume, engine, store)
+
+
+def engine_options(config: Config) -> EngineOptions:
+    """Engine settings of a configuration."""
+    return EngineOptions(
+        reader_threads=config.io.reader_threads,
+        writer_threads=config.io.writer_threads,
+        max_io_bytes=config.io.max_io_bytes,
+        native=config.io.engine != "python",
+        probe_interval_s=config.deadlines.probe_interval_s,
+    )
+
+
+def store_options(config: Config) -> StoreOptions:
+    """Store settings of a configuration."""
+    width = config.stripe.width
+    return StoreOptions(
+        load_s=config.deadlines.load_s,
+        store_s=config.deadlines.store_s,
+        pin_ttl_s=config.deadlines.pin_ttl_s,
+        claim_check_s=config.deadlines.claim_check_s,
+        max_write_bytes=config.io.max_write_bytes,
+        reserve_fraction=config.space.reserve_fraction,
+        evict_batch_fraction=config.space.evict_batch_fraction,
+        width=0 if width == "all" else width,
+    )
+
+
+class _Probe:
+    """Finds a member that is not up, under whatever name it has now."""
+
+    def __init__(self, config: Config, volume: Volume) -> None:
+        self._config = config
+        self._label = volume.label
+
+    def __call__(self, index: int, member: Member) -> Member | None:
+        """Return the member if its label can be read, else one opened anew, else None."""
+        if self._is_ours(index, member):
+            return member
+        for candidate in self._config.volume.members:
+            with contextlib.suppress(FX100Error, OSError):
+                opened = open_member(member_path(candidate), direct=self._config.io.direct)
+                if self._is_ours(index, opened):
+                    return opened
+                opened.close()
+        return None
+
+    def _is_ours(self, index: int, member: Member) -> bool:
+        try:
+            label, _ = read_label(member)
+        except (FX100Error, OSError):
+            return False
+        return label.volume == self._label.volume and label.index == index
+
+
+def plan_format(config: Config) -> FormatPlan:
+    """Work out a new volume without writing anything.
+
+    Raises
+    ------
+    VolumeError
+        If a member is too small, or cannot be opened.
+    ClaimError
+        If a member is in use.
+    """
+    create, described, contents = [], [], []
+    with contextlib.ExitStack() as opened:
+        for path, member in zip(member_paths(config), config.volume.members, strict=True):
+            if not path.exists() and member.size_bytes is not None:
+                refuse_dev(path)
+                create.append((path, member.size_bytes))
+                described.append((str(path), member.size_bytes, 512))
+                contents.append(Contents("nothing"))
+                continue
+            device = open_to_format(config, path)
+            opened.callback(device.close)
+            described.append(_describe(device))
+            contents.append(contents_of(device))
+    _check_room(create)
+    return FormatPlan(
+        tuple(create), tuple(described), _geometry(config, described), tuple(contents)
+    )
+
+
+def _describe(member: DeviceMember) -> tuple[str, int, int]:
+    return member.name, member.size_bytes, member.logical_block_bytes
+
+
+def _geometry(config: Config, described: Sequence[tuple[str, int, int]]) -> Geometry:
+    align = max(block for _, _, block in described)
+    if align > 4096:
+        raise SectorSizeError(f"logical blocks of {align} bytes; at most 4096 are supported")
+    return plan_geometry(
+        [size for _, size, _ in described],
+        object_bytes=config.volume.object_bytes,
+        shards=config.volume.shards,
+        inode_bytes=config.volume.inode_bytes,
+        bytes_per_inode=config.volume.bytes_per_inode,
+        io_align_bytes=align,
+        names=[name for name, _, _ in described],
+    )
+
+
+def _check_room(create: Sequence[tuple[Path, int]]) -> None:
+    wanted: dict[int, tuple[Path, int]] = {}
+    for path, size in create:
+        home = path.parent
+        while not home.exists():
+            home = home.parent
+        device = home.stat().st_dev
+        wanted[device] = (home, wanted.get(device, (home, 0))[1] + size)
+    for home, size in wanted.values():
+        stat = os.statvfs(home)
+        free = stat.f_bavail * stat.f_frsize
+        if size > free:
+            raise MemberOpenError(
+                f"{home} has {free} bytes free, the members need {size}; nothing was created"
+            )
+
+
+def format_members(
+    config: Config,
+    plan: FormatPlan,
+    *,
+    force: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Volume:
+    """Create missing files and write the volume; the caller closes the members.
+
+    Parameters
+    ----------
+    progress : callable or None
+        Called with the number of bytes just written to a file that is being created.
+
+    Raises
+    ------
+    ForeignDataError
+        If a member holds something else; nothing was written then.
+    ClaimError
+        If the volume that is there is in use.
+    """
+    paths = member_paths(config)
+    new = dict(plan.create)
+    with contextlib.ExitStack() as undo:
+        opened = {}
+        for path in paths:
+            if path not in new:
+                opened[path] = open_to_format(config, path)
+                undo.callback(opened[path].close)
+                check_formattable(opened[path], force=force)
+        for path, size in plan.create:
+            create_file(path, size, progress)
+            undo.callback(path.unlink, missing_ok=True)
+            opened[path] = open_to_format(config, path)
+            undo.callback(opened[path].close)
+        members = [opened[path] for path in paths]
+        # anew, since a new file may need larger blocks than were planned for
+        geometry = _geometry(config, [_describe(member) for member in members])
+        format_volume(members, geometry, unix_s=int(time.time()))
+        volume = assemble(members)  # read back: two names of one device show now at the latest
+        undo.pop_all()
+    return volume

@@ -1,0 +1,84 @@
+"""The claim block: who owns a shard, and which generation of its entries counts.
+
+Each shard has two on every member, written alternately; the highest valid counter wins, so a
+torn write leaves the previous one in force.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import xxhash
+
+from fx100_lmcache.errors import RecordError
+from fx100_lmcache.geometry import CLAIM_BYTES
+
+MAGIC = b"FXCL"
+_CLAIM = struct.Struct("<Q 4sHH 16s II QQ")
+HOLDER_BYTES = 256
+
+
+@dataclass(frozen=True)
+class ClaimBlock:
+    """Contents of a claim block.
+
+    Attributes
+    ----------
+    shard : int
+        The shard that is claimed.
+    generation : int
+        Raised by clear: inodes of another generation do not count.
+    epoch : int
+        Raised by every open: ``max(seen + 1, unix seconds)``. Orders writes across openers.
+    counter : int
+        Raised by every write of a claim block; the highest valid one is in force.
+    holder : str
+        Host, process and time of the owner, for the message that a second opener sees; empty
+        after a clean close.
+    """
+
+    shard: int
+    generation: int
+    epoch: int
+    counter: int
+    holder: str
+
+    def pack(self, volume: bytes) -> bytes:
+        """Encode for the volume with this UUID (16 bytes)."""
+        holder = self.holder.encode()[:HOLDER_BYTES]
+        body = _CLAIM.pack(
+            0,
+            MAGIC,
+            1,
+            len(holder),
+            volume,
+            self.shard,
+            self.generation,
+            self.epoch,
+            self.counter,
+        )[8:]
+        body += holder
+        return (struct.pack("<Q", xxhash.xxh3_64_intdigest(body)) + body).ljust(CLAIM_BYTES, b"\0")
+
+
+def unpack_claim(block: bytes, volume: bytes, shard: int) -> ClaimBlock:
+    """Decode a claim block of this volume and shard.
+
+    Raises
+    ------
+    RecordError
+        If it is empty, damaged, or of another volume or shard.
+    """
+    (checksum, magic, _, holder_bytes, owner, at, generation, epoch, counter) = _CLAIM.unpack_from(
+        block
+    )
+    used = _CLAIM.size + holder_bytes
+    if magic != MAGIC or holder_bytes > HOLDER_BYTES:
+        raise RecordError("no claim")
+    if xxhash.xxh3_64_intdigest(block[8:used]) != checksum:
+        raise RecordError("claim damaged")
+    if owner != volume or at != shard:
+        raise RecordError("claim of another volume or shard")
+    holder = block[_CLAIM.size : used].decode(errors="replace")
+    return ClaimBlock(shard, generation, epoch, counter, holder)

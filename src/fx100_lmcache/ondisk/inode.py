@@ -1,0 +1,244 @@
+"""The inode: one object, where its pieces lie and what they must hash to.
+
+One function packs an inode; :func:`parse_table` reads a whole table at once with numpy, because
+a million inodes must be recovered in seconds. An inode is bound to its place (volume, shard,
+member, slot), so a misdirected write is never taken for a valid one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from fx100_lmcache.errors import TooLargeError
+from fx100_lmcache.geometry import MAX_MEMBERS
+from fx100_lmcache.identity import DIGEST_BYTES
+
+MAGIC = b"FXIN"
+VERSION = 1
+HEAD_BYTES = 128
+PIECE_BYTES = 16
+MAX_BLOCK = (1 << 40) - 1
+MAX_PIECE_BLOCKS = (1 << 16) - 1
+
+_HEAD = struct.Struct("<4sHH 16s HBBI IHH QQ 48s QQ")
+_PIECE = struct.Struct("<QQ")
+_CHECKSUM = struct.Struct("<Q")
+assert _CHECKSUM.size + _HEAD.size == HEAD_BYTES
+
+_HEAD_DTYPE = np.dtype(
+    {
+        "names": [
+            *("checksum", "magic", "version", "used", "volume", "shard", "member", "slot"),
+            *("generation", "pieces", "meta", "epoch", "counter", "digest", "length"),
+        ],
+        "formats": [
+            *("<u8", "S4", "<u2", "<u2", "V16", "<u2", "u1", "<u4"),
+            *("<u4", "<u2", "<u2", "<u8", "<u8", "V48", "<u8"),
+        ],
+        "offsets": [0, 8, 12, 14, 16, 32, 34, 36, 40, 44, 46, 48, 56, 64, 112],
+        "itemsize": HEAD_BYTES,
+    }
+)
+
+U64 = npt.NDArray[np.uint64]
+
+
+def seed_of(volume: bytes) -> int:
+    """Checksum seed of a volume, from its UUID."""
+    return int.from_bytes(volume[:8], "little")
+
+
+def pack_location(member: int, block: int, blocks: int) -> int:
+    """Put a piece's place into 64 bits: start block 40, blocks 16, member 8."""
+    assert 0 <= member < MAX_MEMBERS
+    assert 0 <= block <= MAX_BLOCK
+    assert 0 < blocks <= MAX_PIECE_BLOCKS
+    return member << 56 | blocks << 40 | block
+
+
+def unpack_location(location: int) -> tuple[int, int, int]:
+    """Inverse of :func:`pack_location`: ``(member, block, blocks)``."""
+    return location >> 56, location & MAX_BLOCK, location >> 40 & 0xFFFF
+
+
+def max_pieces(inode_bytes: int, meta_bytes: int) -> int:
+    """Pieces that fit an inode beside this much metadata."""
+    return (inode_bytes - HEAD_BYTES - meta_bytes) // PIECE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class InodePlace:
+    """Where an inode lives, and whose it is."""
+
+    volume: bytes
+    shard: int
+    member: int
+    slot: int
+
+
+def pack_inode(
+    place: InodePlace,
+    *,
+    inode_bytes: int,
+    generation: int,
+    order: tuple[int, int],
+    digest: bytes,
+    length: int,
+    pieces: Sequence[tuple[int, int]],
+    meta: bytes,
+) -> bytes:
+    """Encode one inode, padded with zeros to ``inode_bytes``.
+
+    Parameters
+    ----------
+    order : tuple of int
+        ``(claim_epoch, counter)``: which of two inodes is newer.
+    pieces : sequence of (location, checksum)
+        As packed by :func:`pack_location`, with the xxh3-64 of each piece's logical bytes.
+    meta : bytes
+        A packed :class:`~fx100_lmcache.identity.ChunkMeta`.
+
+    Raises
+    ------
+    TooLargeError
+        If pieces and metadata do not fit.
+    """
+    assert len(digest) == DIGEST_BYTES
+    used = HEAD_BYTES + PIECE_BYTES * len(pieces) + len(meta)
+    if used > inode_bytes:
+        raise TooLargeError(
+            f"{len(pieces)} pieces and {len(meta)} bytes of metadata need {used} bytes; "
+            f"inodes of this volume have {inode_bytes}"
+        )
+    head = _HEAD.pack(
+        MAGIC,
+        VERSION,
+        used,
+        place.volume,
+        place.shard,
+        place.member,
+        0,
+        place.slot,
+        generation,
+        len(pieces),
+        len(meta),
+        *order,
+        digest,
+        length,
+        0,
+    )
+    body = head + b"".join(_PIECE.pack(*piece) for piece in pieces) + meta
+    checksum = xxhash.xxh3_64_intdigest(body, seed_of(place.volume))
+    return (_CHECKSUM.pack(checksum) + body).ljust(inode_bytes, b"\0")
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """What a stretch of an inode table holds; arrays have one entry for each valid inode.
+
+    Attributes
+    ----------
+    slots : int64 array
+        Slot numbers.
+    heads : structured array
+        The fields of each header, by name.
+    locations, checksums : uint64 arrays of shape (inodes, widest)
+        Piece by piece, padded with zeros beyond ``heads["pieces"]``.
+    meta_ids : int64 array
+        Index of each inode's metadata in ``metas``, which holds every distinct one once.
+    torn : int
+        Slots that are neither empty nor an inode: interrupted or damaged writes.
+    foreign : int
+        Slots with an inode of another volume.
+    """
+
+    slots: npt.NDArray[np.int64]
+    heads: npt.NDArray[np.void]
+    locations: U64
+    checksums: U64
+    meta_ids: npt.NDArray[np.int64]
+    metas: list[bytes]
+    torn: int
+    foreign: int
+
+
+def parse_table(data: memoryview, place: InodePlace, *, inode_bytes: int) -> TableRows:
+    """Read the inodes of consecutive slots, of whatever generation.
+
+    Parameters
+    ----------
+    data : memoryview
+        A whole number of slots; ``place.slot`` is the first one's number.
+    """
+    words = np.frombuffer(data, np.uint64).reshape(-1, inode_bytes // 8)
+    written = np.flatnonzero(words[:, 1])  # magic, version and used length share this word
+    blank_but_dirty = int(np.count_nonzero(words[words[:, 1] == 0, 0]))
+    heads = words[written, : HEAD_BYTES // 8].view(_HEAD_DTYPE)[:, 0]
+    used = HEAD_BYTES + PIECE_BYTES * heads["pieces"].astype(np.int64) + heads["meta"]
+    well_formed = (
+        (heads["magic"] == MAGIC)
+        & (heads["version"] == VERSION)
+        & (used == heads["used"])
+        & (used <= inode_bytes)
+    )
+    same_volume = heads["volume"] == np.void(place.volume)
+    valid = well_formed & same_volume
+    valid[valid] = _sums_match(data, written[valid], heads[valid], inode_bytes, place.volume)
+    in_place = (
+        (heads["shard"] == place.shard)
+        & (heads["member"] == place.member)
+        & (heads["slot"] == written + place.slot)
+        & (heads["pieces"] > 0)
+    )
+    foreign = well_formed & ~same_volume
+    keep = valid & in_place
+    torn = blank_but_dirty + int(np.count_nonzero(~(keep | foreign)))
+    at, kept = written[keep], heads[keep]
+    locations, checksums = _pieces(words, at, kept)
+    meta_ids, metas = _metas(data, at, kept, inode_bytes)
+    foreigners = int(np.count_nonzero(foreign))
+    return TableRows(at + place.slot, kept, locations, checksums, meta_ids, metas, torn, foreigners)
+
+
+def _sums_match(
+    data: memoryview,
+    at: npt.NDArray[np.int64],
+    heads: npt.NDArray[np.void],
+    inode_bytes: int,
+    volume: bytes,
+) -> npt.NDArray[np.bool_]:
+    digest, seed = xxhash.xxh3_64_intdigest, seed_of(volume)
+    starts = (at * inode_bytes).tolist()
+    sums = [
+        digest(data[start + 8 : start + used], seed)
+        for start, used in zip(starts, heads["used"].tolist(), strict=True)
+    ]
+    matches: npt.NDArray[np.bool_] = np.array(sums, np.uint64) == heads["checksum"]
+    return matches
+
+
+def _pieces(words: U64, at: npt.NDArray[np.int64], heads: npt.NDArray[np.void]) -> tuple[U64, U64]:
+    widest = int(heads["pieces"].max()) if len(heads) else 0
+    first = HEAD_BYTES // 8
+    pieces = words[at, first : first + 2 * widest].reshape(len(at), widest, 2)
+    outside = np.arange(widest) >= heads["pieces"][:, None]
+    pieces[outside] = 0
+    return pieces[..., 0], pieces[..., 1]
+
+
+def _metas(
+    data: memoryview, at: npt.NDArray[np.int64], heads: npt.NDArray[np.void], inode_bytes: int
+) -> tuple[npt.NDArray[np.int64], list[bytes]]:
+    ids: dict[bytes, int] = {}
+    ends = (at * inode_bytes + heads["used"]).tolist()
+    meta_ids = [
+        ids.setdefault(bytes(data[end - size : end]), len(ids))
+        for end, size in zip(ends, heads["meta"].tolist(), strict=True)
+    ]
+    return np.array(meta_ids, np.int64), list(ids)

@@ -1,0 +1,183 @@
+"""Space of the opened shards: allocate an object, free it. Pure.
+
+An object's inode lives on the member of its first piece, in the same shard as all its pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fx100_lmcache.allocator import FrameAllocator, SlotAllocator
+from fx100_lmcache.geometry import MAX_PIECE_BYTES, Geometry, stripe
+from fx100_lmcache.ondisk.inode import MAX_BLOCK, unpack_location
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What an object takes: a catalog row (its inode slot) and runs of blocks.
+
+    Attributes
+    ----------
+    runs : tuple of (member, block, blocks)
+        In the order of the object's bytes.
+    """
+
+    row: int
+    runs: tuple[tuple[int, int, int], ...]
+
+    @property
+    def blocks(self) -> int:
+        """Blocks in all runs."""
+        return sum(blocks for _, _, blocks in self.runs)
+
+
+class Space:
+    """Free space of some shards of a volume.
+
+    Parameters
+    ----------
+    width : int
+        Members that one object is spread over; 0 means all.
+    """
+
+    def __init__(self, geometry: Geometry, shards: Sequence[int], width: int = 0) -> None:
+        self._geometry = geometry
+        self._width = width or len(geometry.members)
+        self._turn = 0
+        members = range(len(geometry.members))
+        self._frames = {
+            (shard, m): FrameAllocator(geometry.shard_blocks(m, shard), geometry.frame_blocks)
+            for shard in shards
+            for m in members
+        }
+        self._slots = {
+            (shard, m): SlotAllocator(geometry.members[m].slots_per_shard)
+            for shard in shards
+            for m in members
+        }
+        self._shards = list(shards)
+        self._piece_frames = max(1, MAX_PIECE_BYTES // geometry.frame_bytes)
+        self.total_blocks = geometry.total_blocks(self._shards)
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that nobody has."""
+        return sum(f.free_blocks for f in self._frames.values())
+
+    @property
+    def free_slots(self) -> int:
+        """Inode slots that nobody has."""
+        return sum(s.free_slots for s in self._slots.values())
+
+    def allocate(self, blocks: int, down_mask: int, max_pieces: int) -> Extent | None:
+        """Take space for an object; None if there is none in so few pieces.
+
+        Parameters
+        ----------
+        down_mask : int
+            Members not to use.
+        max_pieces : int
+            How many pieces the inode has room for.
+        """
+        for shard in sorted(self._shards, key=self._free_in_shard, reverse=True):
+            members = self._candidates(shard, down_mask)
+            if not members:
+                continue
+            runs = self._take_runs(shard, blocks, members)
+            if runs is not None and len(runs) <= max_pieces:
+                home = runs[0][0]
+                slot = self._slots[shard, home].allocate()
+                if slot is not None:
+                    self._turn += 1
+                    return Extent(self._geometry.row(home, shard, slot), tuple(runs))
+            self._give_back(shard, runs or [])
+        return None
+
+    def free(self, extent: Extent) -> None:
+        """Give an object's space back."""
+        member, shard, slot = self._geometry.place(extent.row)
+        self._give_back(shard, list(extent.runs))
+        self._slots[shard, member].free(slot)
+
+    def hold_slot(self, row: int) -> None:
+        """Take one inode slot without any blocks."""
+        member, shard, slot = self._geometry.place(row)
+        self._slots[shard, member].mark(np.array([slot], np.int64))
+
+    def mark_recovered(
+        self, rows: npt.NDArray[np.int64], locations: npt.NDArray[np.uint64]
+    ) -> None:
+        """Take the space of recovered entries, which do not overlap."""
+        packed = locations[locations != 0]
+        member = (packed >> np.uint64(56)).astype(np.int64)
+        block = (packed & np.uint64(MAX_BLOCK)).astype(np.int64)
+        blocks = (packed >> np.uint64(40) & np.uint64(0xFFFF)).astype(np.int64)
+        for (shard, index), frames in self._frames.items():
+            own = self._geometry.shard_blocks(index, shard)
+            mine = (member == index) & (block >= own.start) & (block < own.stop)
+            frames.mark(block[mine], blocks[mine])
+            first = self._geometry.row(index, shard, 0)
+            count = self._geometry.members[index].slots_per_shard
+            slots = rows[(rows >= first) & (rows < first + count)] - first
+            self._slots[shard, index].mark(slots)
+
+    def _free_in_shard(self, shard: int) -> int:
+        return sum(f.free_blocks for (s, _), f in self._frames.items() if s == shard)
+
+    def _candidates(self, shard: int, down_mask: int) -> list[int]:
+        """Members to use, in turn; those without free slots cannot come first."""
+        count = len(self._geometry.members)
+        turn = [(self._turn + step) % count for step in range(count)]
+        up = [m for m in turn if not down_mask >> m & 1]
+        first = next((m for m in up if self._slots[shard, m].free_slots), None)
+        if first is None:
+            return []
+        at = up.index(first)
+        return (up[at:] + up[:at])[: self._width]
+
+    def _take_runs(
+        self, shard: int, blocks: int, members: list[int]
+    ) -> list[tuple[int, int, int]] | None:
+        runs: list[tuple[int, int, int]] = []
+        wanted = list(stripe(blocks, self._geometry.frame_blocks, members, self._piece_frames))
+        for member, count in wanted:
+            if not self._take(shard, member, count, members, runs):
+                self._give_back(shard, runs)
+                return None
+        return runs
+
+    def _take(
+        self,
+        shard: int,
+        member: int,
+        blocks: int,
+        members: list[int],
+        runs: list[tuple[int, int, int]],
+    ) -> bool:
+        """Append a run, or shorter ones where none is long enough; last, on other members."""
+        frame = self._geometry.frame_blocks
+        for candidate in [member, *(m for m in members if m != member)]:
+            start = self._frames[shard, candidate].allocate(blocks)
+            if start is not None:
+                runs.append((candidate, start, blocks))
+                return True
+        frames = blocks // frame
+        if frames < 2:
+            return False
+        half = frames // 2 * frame
+        return self._take(shard, member, half, members, runs) and self._take(
+            shard, member, blocks - half, members, runs
+        )
+
+    def _give_back(self, shard: int, runs: Iterable[tuple[int, int, int]]) -> None:
+        for member, start, blocks in runs:
+            self._frames[shard, member].free(start, blocks)
+
+
+def extent_of(row: int, locations: Iterable[int]) -> Extent:
+    """Make the extent of a stored entry from its packed locations."""
+    return Extent(row, tuple(unpack_location(location) for location in locations))

@@ -1,0 +1,145 @@
+"""Evict and remove, one path: hide, wait for readers, erase the inode, free the space.
+
+The inode is erased on the media before its slot and blocks are used again; otherwise a crash
+could bring the entry back over somebody else's data.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from fx100_lmcache.engine.base import Job, Status, Transfer
+from fx100_lmcache.space import Extent, extent_of
+from fx100_lmcache.store.core import Core
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Victim:
+    """An inode to erase, and what is free afterwards."""
+
+    extent: Extent
+    digest: bytes
+    published: bool
+
+
+class Eraser:
+    """Takes entries out of the store."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._failed: list[_Victim] = []
+
+    def drop(self, row: int) -> None:
+        """Hide a live entry and erase it as soon as nobody reads it. The lock is held."""
+        core = self._core
+        self.retry_failed()
+        core.dying.add(core.catalog.drop(row).digest)
+        core.erasing_blocks += core.catalog.blocks(row)
+        if not core.catalog.being_read(row):
+            self.erase_hidden(row)
+
+    def evict(self, blocks: int) -> int:
+        """Drop least recently used entries worth ``blocks``; return how many were dropped."""
+        core = self._core
+        if blocks <= 0:
+            return 0
+        rows = core.catalog.victims(blocks, core.engine.now(), core.engine.down_mask())
+        told = []
+        for row in rows:
+            entry = core.catalog.entry(row)
+            told.append((entry.digest, entry.length, entry.meta))
+            self.drop(row)
+        core.counts["evictions"] += len(rows)
+        if told:
+            core.on_evicted(told)
+        return len(rows)
+
+    def erase_hidden(self, row: int) -> None:
+        """Erase a hidden entry that nobody reads, then forget it. The lock is held."""
+        self._erase(self._victim(row))
+
+    def forget(self, row: int) -> None:
+        """Free a hidden entry whose inode no longer counts. The lock is held."""
+        victim = self._victim(row)
+        self._core.erasing_blocks -= victim.extent.blocks
+        self._free(victim)
+
+    def erase_unpublished(self, extent: Extent, digest: bytes) -> None:
+        """Erase an inode that may have been written but was never published."""
+        with self._core.lock:
+            self._core.dying.add(digest)
+            self._core.erasing_blocks += extent.blocks
+            self._erase(_Victim(extent, digest, published=False))
+
+    def erase_stale(self, rows: list[int]) -> None:
+        """Erase inodes that recovery rejected; their slots are taken until then."""
+        with self._core.lock:
+            for row in rows:
+                self._core.space.hold_slot(row)
+                self._erase(_Victim(Extent(row, ()), b"", published=False))
+
+    def retry_failed(self) -> None:
+        """Try again what could not be erased while a member was away. The lock is held."""
+        if self._failed and not self._core.engine.down_mask():
+            failed, self._failed = self._failed, []
+            for victim in failed:
+                self._core.quarantined_blocks -= victim.extent.blocks
+                self._core.erasing_blocks += victim.extent.blocks
+                self._erase(victim)
+
+    def _victim(self, row: int) -> _Victim:
+        entry = self._core.catalog.entry(row)
+        extent = extent_of(row, (location for location, _ in entry.pieces))
+        return _Victim(extent, entry.digest, published=True)
+
+    def _erase(self, victim: _Victim) -> None:
+        core = self._core
+        member, shard, slot = core.geometry.place(victim.extent.row)
+        offset = core.geometry.slot_offset(member, shard, slot)
+        transfer = Transfer(member, offset, core.zeros, 0, core.geometry.inode_bytes)
+        deadline = core.engine.now() + core.options.store_s
+
+        def done(job: Job) -> None:
+            self._erased(job.transfers[0], victim)
+
+        def late(transfer: Transfer) -> None:
+            self._late(transfer, victim)
+
+        core.engine.submit([Job(True, [transfer], deadline, done, late)])
+
+    def _erased(self, transfer: Transfer, victim: _Victim) -> None:
+        core = self._core
+        with core.lock:
+            core.erasing_blocks -= victim.extent.blocks
+            if transfer.status is Status.OK:
+                self._free(victim)
+            else:
+                # the inode may still be there: its slot and blocks must not be used again
+                core.quarantined_blocks += victim.extent.blocks
+                core.counts["erase_failures"] += 1
+                if not transfer.in_kernel:
+                    self._failed.append(victim)
+                log.error("inode of row %d not erased: %s", victim.extent.row, transfer.status)
+        core.space_freed()
+
+    def _late(self, transfer: Transfer, victim: _Victim) -> None:
+        core = self._core
+        with core.lock:
+            if transfer.error is not None:
+                self._failed.append(victim)
+                return
+            core.quarantined_blocks -= victim.extent.blocks
+            self._free(victim)
+        core.space_freed()
+
+    def _free(self, victim: _Victim) -> None:
+        core = self._core
+        core.space.free(victim.extent)
+        core.dying.discard(victim.digest)
+        if victim.published:
+            core.catalog.release(victim.extent.row)
+        else:
+            core.reserved_blocks -= victim.extent.blocks

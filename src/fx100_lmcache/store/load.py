@@ -1,0 +1,199 @@
+"""Load: read objects back into the caller's memory, verified."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fx100_lmcache.catalog import Entry
+from fx100_lmcache.engine.base import IoBuffer, Job, Status, Transfer
+from fx100_lmcache.identity import ChunkMeta
+from fx100_lmcache.ondisk.inode import unpack_location
+from fx100_lmcache.store.core import Core
+from fx100_lmcache.store.erase import Eraser
+
+log = logging.getLogger(__name__)
+
+Accept = Callable[[ChunkMeta, int], bool]
+
+
+@dataclass(slots=True)
+class LoadItem:
+    """One object wanted.
+
+    Attributes
+    ----------
+    buffer : IoBuffer
+        Where it goes. Its contents are undefined unless the load succeeds.
+    accept : callable
+        Given what the entry says of itself and its length, whether it fits the destination.
+    """
+
+    digest: bytes
+    buffer: IoBuffer
+    accept: Accept
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """Fate of one load: its length in bytes, or 0 and the reason for the miss."""
+
+    length: int
+    reason: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    results: list[LoadResult | None]
+    on_done: Callable[[list[LoadResult]], None]
+    open_: int = 0
+    finished: list[LoadResult] = field(default_factory=list)
+
+
+class Loader:
+    """Reads entries."""
+
+    def __init__(self, core: Core, eraser: Eraser) -> None:
+        self._core = core
+        self._eraser = eraser
+        self._failed_once: set[int] = set()
+
+    def load(
+        self,
+        items: Sequence[LoadItem],
+        on_done: Callable[[list[LoadResult]], None],
+        *,
+        hold: bool,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Read objects; ``on_done`` gets a result for each, in order, from any thread.
+
+        Parameters
+        ----------
+        hold : bool
+            Do not report before the kernel has let go of the buffers, whatever the deadline:
+            for memory whose owner reuses it after the report.
+        """
+        core = self._core
+        deadline = core.engine.now() + (deadline_s or core.options.load_s)
+        batch = _Batch([None] * len(items), on_done)
+        jobs = []
+        with core.lock:
+            down = core.engine.down_mask()
+            for number, item in enumerate(items):
+                found = self._admit(item, down)
+                if isinstance(found, LoadResult):
+                    batch.results[number] = found
+                else:
+                    jobs.append(self._job(found, item, number, batch, deadline, hold))
+            batch.open_ = len(jobs)
+        if jobs:
+            core.engine.submit(jobs)
+        else:
+            on_done([r for r in batch.results if r is not None])
+
+    def _admit(self, item: LoadItem, down: int) -> Entry | LoadResult:
+        core = self._core
+        row = core.catalog.find_one(item.digest)
+        if row < 0:
+            return self._miss("absent")
+        entry = core.catalog.entry(row)
+        if not core.catalog.blocks_up(row, down):
+            return self._miss("member_down")
+        meta = ChunkMeta.unpack(core.catalog.metas[entry.meta])
+        if entry.length > item.buffer.length or not item.accept(meta, entry.length):
+            return self._miss("layout")
+        core.catalog.start_reading(row)
+        return entry
+
+    def _miss(self, reason: str) -> LoadResult:
+        self._core.counts[f"load_miss_{reason}"] += 1
+        return LoadResult(0, reason)
+
+    def _job(
+        self,
+        entry: Entry,
+        item: LoadItem,
+        number: int,
+        batch: _Batch,
+        deadline: float,
+        hold: bool,
+    ) -> Job:
+        core = self._core
+        transfers = []
+        start = 0
+        for location, checksum in entry.pieces:
+            member, block, blocks = unpack_location(location)
+            length = min(blocks * core.geometry.block_bytes, entry.length - start)
+            offset = core.geometry.block_offset(member, block)
+            transfers.append(Transfer(member, offset, item.buffer, start, length, checksum))
+            start += length
+        stuck = [0]
+
+        def done(job: Job) -> None:
+            stuck[0] = sum(t.in_kernel for t in job.transfers)
+            result = self._outcome(job, entry)
+            if not stuck[0]:
+                self._let_go(entry.row)
+            self._collect(batch, number, result)
+
+        def late(_: Transfer) -> None:
+            stuck[0] -= 1
+            if stuck[0] == 0:
+                self._let_go(entry.row)
+
+        return Job(False, transfers, deadline, done, late, hold)
+
+    def _let_go(self, row: int) -> None:
+        with self._core.lock:
+            if self._core.catalog.stop_reading(row):
+                self._eraser.erase_hidden(row)
+
+    def _outcome(self, job: Job, entry: Entry) -> LoadResult:
+        """Judge a finished read, and drop an entry that has proven bad."""
+        core = self._core
+        statuses = {t.status for t in job.transfers}
+        with core.lock:
+            if statuses == {Status.OK}:
+                core.counts["load_hits"] += 1
+                core.counts["read_bytes"] += entry.length
+                self._failed_once.discard(entry.row)
+                return LoadResult(entry.length)
+            if Status.MISMATCH in statuses:
+                core.counts["checksum_failures"] += 1
+                log.error("checksum mismatch on %s; dropped", _where(job))
+                self._drop(entry.row)
+                return self._miss("checksum")
+            if Status.ERROR in statuses:
+                # once may be a path that is being lost; twice on a member that is up is bad media
+                up = not core.engine.down_mask()
+                if up and entry.row in self._failed_once:
+                    log.error("unreadable twice, dropped: %s", _where(job))
+                    self._drop(entry.row)
+                elif up:
+                    self._failed_once.add(entry.row)
+                return self._miss("error")
+            core.counts["deadline_misses"] += 1
+            return self._miss("deadline")
+
+    def _drop(self, row: int) -> None:
+        core = self._core
+        self._failed_once.discard(row)
+        if core.catalog.is_live(row):  # else another reader was faster
+            entry = core.catalog.entry(row)
+            self._eraser.drop(row)
+            core.on_evicted([(entry.digest, entry.length, entry.meta)])
+
+    def _collect(self, batch: _Batch, number: int, result: LoadResult) -> None:
+        with self._core.lock:
+            batch.results[number] = result
+            batch.open_ -= 1
+            finished = batch.open_ == 0
+        if finished:
+            batch.on_done([r for r in batch.results if r is not None])
+
+
+def _where(job: Job) -> str:
+    bad = next(t for t in job.transfers if t.status is not Status.OK)
+    return f"member {bad.member} at byte {bad.offset}"

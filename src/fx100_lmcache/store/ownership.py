@@ -1,0 +1,101 @@
+"""Looks at the claims again before writing, and notices when they are lost."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import time
+from collections.abc import Callable
+
+from fx100_lmcache.aligned import address_of
+from fx100_lmcache.claim import ShardClaim, newest_claim, write_claim
+from fx100_lmcache.engine.base import IoBuffer, Job, Transfer
+from fx100_lmcache.geometry import CLAIM_BYTES
+from fx100_lmcache.store.core import Core
+
+log = logging.getLogger(__name__)
+
+
+class Ownership:
+    """Whether the shards are still ours.
+
+    A process that was stopped for a while and replaced must not go on writing. So the claim
+    blocks are read again (an ordinary job of the engine, 8 KiB) when the last look is older than
+    ``claim_check_s``, on the clock that goes on while the machine sleeps. Writes already on
+    their way can then only cause misses: every piece is verified when it is read.
+    """
+
+    def __init__(self, core: Core, claims: dict[int, ShardClaim]) -> None:
+        self._core = core
+        self._claims = claims
+        self._looked_at = _boot_s()
+        self._waiting: list[Callable[[bool], None]] = []
+        self.lost = False
+        size = 2 * CLAIM_BYTES * core.geometry.shards
+        self._pages = mmap.mmap(-1, size)
+        self._buffer = IoBuffer(memoryview(self._pages), size, address_of(self._pages))
+
+    def when_checked(self, go: Callable[[bool], None]) -> None:
+        """Call ``go(ours)``: at once if the last look is recent, else after a new one."""
+        with self._core.lock:
+            fresh = self.lost or _boot_s() - self._looked_at <= self._core.options.claim_check_s
+            if not fresh:
+                self._waiting.append(go)
+                if len(self._waiting) > 1:
+                    return  # a look is on its way
+        if fresh:
+            go(not self.lost)
+        else:
+            self._look()
+
+    def _look(self) -> None:
+        core = self._core
+        down = core.engine.down_mask()
+        members = range(len(core.geometry.members))
+        member = next((m for m in members if not down >> m & 1), 0)
+        offset = core.geometry.claim_offset(0, 0)
+        transfer = Transfer(member, offset, self._buffer, 0, self._buffer.length)
+        deadline = core.engine.now() + core.options.load_s
+        core.engine.submit([Job(False, [transfer], deadline, self._looked, hold=True)])
+
+    def _looked(self, job: Job) -> None:
+        core = self._core
+        with core.lock:
+            if job.ok:
+                self._looked_at = _boot_s()
+                self.lost = self.lost or not all(map(self._still_ours, self._claims))
+                if self.lost:
+                    log.error("our claim was taken over; nothing more is stored")
+            # unreadable: the puts will fail by themselves, the claim is not known to be lost
+            waiting, self._waiting = self._waiting, []
+        for go in waiting:
+            go(not self.lost and job.ok)
+
+    def _still_ours(self, shard: int) -> bool:
+        at = 2 * CLAIM_BYTES * shard
+        view = self._buffer.view[at : at + 2 * CLAIM_BYTES]
+        blocks = [bytes(view[:CLAIM_BYTES]), bytes(view[CLAIM_BYTES:])]
+        seen = newest_claim(blocks, self._core.volume, shard)
+        return seen is not None and seen.epoch == self._claims[shard].block.epoch
+
+    def give_back(self) -> None:
+        """Flush, and say on the members that nobody holds the shards any more. May block."""
+        core = self._core
+        try:
+            core.engine.flush()
+            if self.lost:
+                return
+            down = core.engine.down_mask()
+            for claim in self._claims.values():
+                claim.block = claim.next(holder="")
+                for index in range(len(core.geometry.members)):
+                    if not down >> index & 1:
+                        write_claim(
+                            core.engine.member(index), core.geometry, core.volume, claim.block
+                        )
+        except OSError as problem:
+            log.warning("claims not given back: %s", problem)
+
+
+def _boot_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

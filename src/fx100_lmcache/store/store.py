@@ -1,0 +1,370 @@
+"""The store: the one place that ties volume, claims, recovery and pipelines together."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fx100_lmcache.claim import ShardClaim, take_claim
+from fx100_lmcache.engine.base import Engine
+from fx100_lmcache.identity import ChunkMeta
+from fx100_lmcache.recovery import Recovered, recover
+from fx100_lmcache.store.clear import Clearer
+from fx100_lmcache.store.core import Core, Evicted, SpaceReport, StoreOptions
+from fx100_lmcache.store.erase import Eraser
+from fx100_lmcache.store.load import Loader, LoadItem, LoadResult
+from fx100_lmcache.store.ownership import Ownership
+from fx100_lmcache.store.put import PutItem, PutResult, Putter
+from fx100_lmcache.volume import Volume
+
+log = logging.getLogger(__name__)
+
+
+class Store:
+    """Objects by digest on the shards of a volume. Thread-safe.
+
+    Callbacks may come from any thread, also from within the call that caused them, and while
+    the store's lock is held: they must hand over and return.
+
+    Parameters
+    ----------
+    volume : Volume
+        A complete volume; the caller closes its members after :meth:`close`.
+    engine : Engine
+        Moves pieces of the volume's members.
+    shards : sequence of int or None
+        Shards to own; all of them if None.
+    wall_clock : callable
+        Unix time in seconds, for claims.
+    take_over : bool
+        An operator's word that the owner on another host is dead.
+
+    Raises
+    ------
+    ClaimError
+        If a shard is owned by somebody else.
+    OSError
+        If a member cannot be read.
+    """
+
+    def __init__(
+        self,
+        volume: Volume,
+        engine: Engine,
+        *,
+        shards: Sequence[int] | None = None,
+        options: StoreOptions | None = None,
+        wall_clock: Callable[[], float] = time.time,
+        take_over: bool = False,
+    ) -> None:
+        geometry = volume.geometry
+        owned = list(range(geometry.shards)) if shards is None else list(shards)
+        self.volume = volume
+        self.options = options or StoreOptions()
+        self._core = Core(geometry, volume.uuid, engine, owned, self.options)
+        self._claims: dict[int, ShardClaim] = {
+            shard: take_claim(
+                volume.members,
+                geometry,
+                volume.uuid,
+                shard,
+                unix_s=wall_clock(),
+                take_over=take_over,
+            )
+            for shard in owned
+        }
+        self._core.generations = {s: c.block.generation for s, c in self._claims.items()}
+        self._core.epoch = max(c.block.epoch for c in self._claims.values())
+        self._eraser = Eraser(self._core)
+        self._putter = Putter(self._core, self._eraser)
+        self._loader = Loader(self._core, self._eraser)
+        self._ownership = Ownership(self._core, self._claims)
+        self._clearer = Clearer(self._core, self._claims, self._eraser)
+        self.recovery_s = 0.0
+        self.torn_inodes = 0
+        self._recover()
+
+    def _recover(self) -> None:
+        core = self._core
+        started = time.perf_counter()
+        found = recover(self.volume.members, core.geometry, core.volume, core.generations)
+        core.epoch = max(core.epoch, found.newest_epoch + 1)
+        for shard, generation in found.generations.items():
+            if generation != core.generations[shard]:
+                self._clearer.restore_generation(shard, generation)
+        self._adopt(found)
+        self.recovery_s = time.perf_counter() - started
+        self.torn_inodes = found.torn
+        core.counts["torn_inodes"] += found.torn
+        if found.stale_rows:
+            self._eraser.erase_stale(found.stale_rows)
+        log.info(
+            "recovered %d entries in %.2f s (%d torn, %d stale inodes)",
+            len(found),
+            self.recovery_s,
+            found.torn,
+            len(found.stale_rows),
+        )
+
+    def _adopt(self, found: Recovered) -> None:
+        catalog = self._core.catalog
+        numbers = np.array([catalog.intern_meta(meta) for meta in found.metas], np.int64)
+        self._core.space.mark_recovered(found.rows, found.locations)
+        catalog.add_recovered(
+            found.rows,
+            found.words,
+            length=found.length,
+            blocks=found.blocks,
+            meta=numbers[found.meta_ids] if len(found) else found.meta_ids,
+            members=found.members,
+            locations=found.locations,
+            checksums=found.checksums,
+            counts=found.counts,
+        )
+
+    def put(
+        self,
+        items: Sequence[PutItem],
+        on_done: Callable[[list[PutResult]], None],
+        deadline_s: float | None = None,
+    ) -> None:
+        """Store objects; see :class:`~fx100_lmcache.store.put.Putter`."""
+
+        def go(ours: bool) -> None:
+            if ours:
+                self._putter.put(items, on_done, deadline_s)
+            else:
+                self._core.counts["put_drop_claim_lost"] += len(items)
+                on_done([PutResult(False, reason="claim_lost")] * len(items))
+
+        self._ownership.when_checked(go)
+
+    def load(
+        self,
+        items: Sequence[LoadItem],
+        on_done: Callable[[list[LoadResult]], None],
+        *,
+        hold: bool = True,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Read objects; see :class:`~fx100_lmcache.store.load.Loader`."""
+        self._loader.load(items, on_done, hold=hold, deadline_s=deadline_s)
+
+    def lookup(
+        self,
+        digests: Sequence[bytes],
+        *,
+        pin: bool = False,
+        accept: Callable[[ChunkMeta], bool] | None = None,
+    ) -> npt.NDArray[np.bool_]:
+        """Say which objects could be loaded now, from memory alone.
+
+        Parameters
+        ----------
+        pin : bool
+            Take one pin on each object found; pinned objects are not evicted.
+        accept : callable or None
+            Whether an entry that describes itself so would do. Asked once for each distinct
+            description.
+
+        Returns
+        -------
+        bool array, one element for each digest.
+        """
+        core = self._core
+        if not digests:
+            return np.zeros(0, np.bool_)
+        with core.lock:
+            rows = core.catalog.find(digests)
+            hits = rows >= 0
+            found = rows[hits]
+            good = core.catalog.readable(found, core.engine.down_mask())
+            if accept is not None and len(found):
+                good &= self._accepted(found, accept)
+            hits[hits] = good
+            found = found[good]
+            if len(found):
+                core.catalog.touch(found)
+                if pin:
+                    until = core.engine.now() + self.options.pin_ttl_s
+                    core.catalog.pin(found, int(until) + 1)
+            core.counts["lookup_hits"] += len(found)
+            core.counts["lookup_misses"] += len(digests) - len(found)
+        return hits
+
+    def _accepted(
+        self, rows: npt.NDArray[np.int64], accept: Callable[[ChunkMeta], bool]
+    ) -> npt.NDArray[np.bool_]:
+        catalog = self._core.catalog
+        numbers = catalog.meta_numbers(rows)
+        good = np.ones(len(rows), np.bool_)
+        for number in np.unique(numbers).tolist():
+            if not accept(ChunkMeta.unpack(catalog.metas[number])):
+                self._core.counts["lookup_layout_mismatches"] += 1
+                good[numbers == number] = False
+        return good
+
+    def unpin(self, digests: Sequence[bytes]) -> int:
+        """Give back one pin for each digest; return how many were held."""
+        core = self._core
+        if not digests:
+            return 0
+        with core.lock:
+            rows = core.catalog.find(digests)
+            given = sum(core.catalog.unpin(row) for row in rows.tolist() if row >= 0)
+            core.counts["unpins_of_nothing"] += len(digests) - given
+        return given
+
+    def remove(self, digests: Sequence[bytes], *, force: bool = False) -> list[tuple[bytes, int]]:
+        """Remove objects; return digest and length of those removed.
+
+        Pinned objects stay, unless forced. An object that is being read goes at once from the
+        catalog, and its space is reused after the last reader.
+        """
+        core = self._core
+        removed: list[tuple[bytes, int]] = []
+        if not digests:
+            return removed
+        with core.lock:
+            for row in dict.fromkeys(core.catalog.find(digests).tolist()):
+                if row < 0 or (core.catalog.pinned(row, core.engine.now()) and not force):
+                    continue
+                entry = core.catalog.entry(row)
+                self._eraser.drop(row)
+                removed.append((entry.digest, entry.length))
+            core.counts["removes"] += len(removed)
+        return removed
+
+    def clear(self) -> int:
+        """Forget everything, pinned or not; return how many entries there were."""
+        return self._clearer.clear()
+
+    def on_evicted(self, tell: Evicted) -> None:
+        """Have ``tell`` called with ``(digest, length, meta number)`` of what was evicted."""
+        self._core.on_evicted = tell
+
+    def meta(self, number: int) -> ChunkMeta:
+        """Metadata by its number."""
+        return ChunkMeta.unpack(self._core.catalog.metas[number])
+
+    def entries(
+        self, start_row: int = 0, limit: int | None = None
+    ) -> list[tuple[int, bytes, int, int]]:
+        """List live entries as ``(row, digest, length, meta number)``, in row order."""
+        core = self._core
+        with core.lock:
+            rows = core.catalog.live_rows(start_row, limit)
+            return [(e.row, e.digest, e.length, e.meta) for e in map(core.catalog.entry, rows)]
+
+    def oldest_first(self, batch: int = 4096) -> Iterator[list[tuple[bytes, int, int]]]:
+        """Yield ``(digest, length, meta number)`` of all entries, least recently used first."""
+        core = self._core
+        with core.lock:
+            rows = core.catalog.rows_by_age()
+        for at in range(0, len(rows), batch):
+            with core.lock:
+                live = [row for row in rows[at : at + batch] if core.catalog.is_live(row)]
+                told = [(e.digest, e.length, e.meta) for e in map(core.catalog.entry, live)]
+            yield told
+
+    def __len__(self) -> int:
+        return len(self._core.catalog)
+
+    @property
+    def live_bytes(self) -> int:
+        """Logical bytes of all entries."""
+        return self._core.catalog.live_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes that entries can take before the store evicts by itself."""
+        blocks = self._core.space.total_blocks
+        reserve = int(blocks * self.options.reserve_fraction)
+        return (blocks - reserve) * self._core.geometry.block_bytes
+
+    def space(self) -> SpaceReport:
+        """Count blocks by what they are used for."""
+        return self._core.report()
+
+    def counts(self) -> dict[str, int]:
+        """Copy all counters."""
+        with self._core.lock:
+            return dict(self._core.counts)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether puts and loads can work: claims held, every member up, puts not all failing."""
+        return not self.problems()
+
+    def problems(self) -> list[str]:
+        """List what is wrong, in words for an operator; empty when all is well."""
+        found = [
+            f"member {state.name} is {state.state}: {state.last_error}"
+            for state in self._core.engine.states()
+            if state.state != "up"
+        ]
+        if self._ownership.lost:
+            found.append("the claim was taken over by another process: nothing is stored")
+        counts = self.counts()
+        attempts = counts.get("put_drop_error", 0) + counts.get("put_drop_deadline", 0)
+        if attempts >= 10 and not counts.get("puts_stored"):
+            found.append(f"none of {attempts} puts succeeded")
+        if counts.get("erase_failures"):
+            found.append(f"{counts['erase_failures']} inodes could not be erased")
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """Everything an operator may want to see, as plain values."""
+        core = self._core
+        space = self.space()
+        return {
+            "healthy": self.healthy,
+            "problems": self.problems(),
+            "volume": str(self.volume.label.volume),
+            "engine": core.engine.kind,
+            "entries": len(self),
+            "live_bytes": self.live_bytes,
+            "capacity_bytes": self.capacity_bytes,
+            "block_bytes": core.geometry.block_bytes,
+            "blocks": {
+                "total": space.total,
+                "free": space.free,
+                "used": space.used,
+                "quarantined": space.quarantined,
+            },
+            "shards": sorted(self._claims),
+            "recovery_s": round(self.recovery_s, 3),
+            "damaged_labels": list(self.volume.damaged_labels),
+            "members": [
+                {name: getattr(state, name) for name in state.__slots__}
+                for state in core.engine.states()
+            ],
+            "counts": self.counts(),
+        }
+
+    def close(self, deadline_s: float = 8.0) -> int:
+        """Stop taking puts, let I/O in flight end until the deadline, give the claims back.
+
+        Returns
+        -------
+        int
+            Transfers that the kernel still holds; their buffers are left alone for ever.
+        """
+        core = self._core
+        with core.lock:
+            if core.closing:
+                return 0
+            core.closing = True
+        # on a thread of its own: a device that hangs must not keep the caller
+        gone = threading.Thread(target=self._ownership.give_back, daemon=True)
+        until = time.monotonic() + deadline_s
+        left = core.engine.close(deadline_s * 0.75)
+        gone.start()
+        gone.join(max(0.1, until - time.monotonic()))
+        return left

@@ -1,0 +1,128 @@
+"""Lanes without threads: transfers are made at once, in the order submitted.
+
+With these the product's own engine (:class:`~fx100_lmcache.engine.lane_engine.LaneEngine`) is
+deterministic: deadlines pass when :meth:`InlineLanes.expire` is called, and a stalled transfer
+stays in the kernel until :meth:`InlineLanes.release`.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Sequence
+
+import xxhash
+
+from fx100_lmcache.engine.base import Status, Transfer
+from fx100_lmcache.engine.lane import Finish
+from fx100_lmcache.engine.lane_engine import EngineOptions, LaneEngine, Probe
+from fx100_lmcache.geometry import round_up
+from fx100_lmcache.members.base import Member
+from fx100_lmcache.testing.clock import SimulatedClock
+
+
+class Stalled(Exception):  # noqa: N818 - a state, not an error
+    """Raised by a test member: the kernel keeps this transfer for now."""
+
+
+class InlineLane:
+    """Moves one member's transfers at once."""
+
+    def __init__(self, member: Member, max_io_bytes: int, finish: Finish) -> None:
+        self._member = member
+        self._max_io_bytes = max_io_bytes
+        self._finish = finish
+        self.stalled: list[Transfer] = []
+
+    def submit(self, transfers: Iterable[Transfer]) -> None:
+        """Make transfers, in order."""
+        for transfer in transfers:
+            if transfer.status is Status.PENDING:
+                transfer.started = True
+                self._make(transfer)
+
+    def cancel(self, transfer: Transfer) -> bool:
+        """Refuse: whatever was submitted has been started."""
+        return False
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def release(self) -> None:
+        """Let the kernel finish what it kept."""
+        kept, self.stalled = self.stalled, []
+        for transfer in kept:
+            self._make(transfer)
+
+    def _make(self, transfer: Transfer) -> None:
+        align = self._member.logical_block_bytes
+        padded = bytearray(round_up(transfer.length, align))
+        payload = transfer.buffer.view[transfer.start : transfer.start + transfer.length]
+        try:
+            if transfer.job.write:
+                checksum = xxhash.xxh3_64_intdigest(payload)
+                padded[: transfer.length] = payload
+                self._each(transfer, padded, self._member.write_from)
+            else:
+                self._each(transfer, padded, self._member.read_into)
+                checksum = xxhash.xxh3_64_intdigest(memoryview(padded)[: transfer.length])
+                payload[:] = padded[: transfer.length]
+        except Stalled:
+            self.stalled.append(transfer)
+        except OSError as problem:
+            self._finish(transfer, Status.ERROR, 0, problem)
+        else:
+            wrong = transfer.expected is not None and transfer.expected != checksum
+            self._finish(transfer, Status.MISMATCH if wrong else Status.OK, checksum, None)
+
+    def _each(self, transfer: Transfer, data: bytearray, call: object) -> None:
+        limit = transfer.max_io_bytes or self._max_io_bytes
+        at = 0
+        while at < len(data):
+            part = memoryview(data)[at : at + limit]
+            moved = call(transfer.offset + at, part)  # type: ignore[operator]
+            if moved < len(part):
+                moved -= moved % self._member.logical_block_bytes
+            if moved <= 0:
+                raise OSError(errno.ENODATA, f"{self._member.name} moved nothing")
+            at += moved
+
+
+class InlineLanes:
+    """Factory of in-line lanes for an engine, and the handle on what they keep."""
+
+    kind = "inline"
+
+    def __init__(self) -> None:
+        self._made: list[InlineLane] = []
+
+    def make(self, what: str, slot: object, finish: Finish) -> InlineLane:
+        """Make a lane."""
+        lane = InlineLane(slot.member, slot.max_io_bytes, finish)  # type: ignore[attr-defined]
+        self._made.append(lane)
+        return lane
+
+    def close(self) -> None:
+        """Nothing is shared."""
+
+    @property
+    def stalled(self) -> int:
+        """How many transfers the simulated kernel keeps."""
+        return sum(len(lane.stalled) for lane in self._made)
+
+    def release(self) -> None:
+        """Let the simulated kernel finish everything it kept."""
+        for lane in self._made:
+            lane.release()
+
+
+def inline_engine(
+    members: Sequence[Member],
+    *,
+    clock: SimulatedClock | None = None,
+    probe: Probe | None = None,
+    max_io_bytes: int = 1024 * 1024,
+) -> tuple[LaneEngine, InlineLanes, SimulatedClock]:
+    """Make a deterministic engine; return it with its lanes and its clock."""
+    lanes, clock = InlineLanes(), clock or SimulatedClock()
+    options = EngineOptions(max_io_bytes=max_io_bytes)
+    return LaneEngine(members, options, probe, lanes=lanes, clock=clock), lanes, clock
