@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -86,9 +87,7 @@ def open_members(
     with contextlib.ExitStack() as undo:
         members = []
         for path in member_paths(config):
-            opened = open_member(
-                path, direct=config.io.direct, exclusive=exclusive, read_only=read_only
-            )
+            opened = _open(config, path, exclusive=exclusive, read_only=read_only)
             undo.callback(opened.close)
             hold_label(opened)
             members.append(opened)
@@ -139,21 +138,39 @@ def open_to_format(config: Config, path: Path) -> DeviceMember:
             f"{path} does not exist; correct `volume.members`, or give the member a `size` to "
             "have a file created"
         )
-    member = open_member(path, direct=config.io.direct, exclusive=True)
+    member = _open(config, path, exclusive=True, read_only=False)
     try:
         if not _lock(member, 0, shared=False):
-            raise ClaimError(
-                f"{member.name} is in use ({_holders(member)}); nothing was written. Stop that "
-                "process first"
-            )
+            raise _in_use(member)
     except BaseException:
         member.close()
         raise
     return member
 
 
+def _open(config: Config, path: Path, *, exclusive: bool, read_only: bool) -> DeviceMember:
+    """Open a member; if another process of ours has it, say which."""
+    direct = config.io.direct
+    try:
+        return open_member(path, direct=direct, exclusive=exclusive, read_only=read_only)
+    except MemberOpenError as problem:
+        cause = problem.__cause__
+        if isinstance(cause, OSError) and cause.errno == errno.EBUSY:
+            with contextlib.closing(open_member(path, direct=direct, read_only=True)) as member:
+                if _holders(member):
+                    raise _in_use(member) from problem
+        raise
+
+
+def _in_use(member: DeviceMember) -> ClaimError:
+    who = _holders(member) or "by another process"
+    return ClaimError(
+        f"{member.name} is in use ({who}); nothing was written. Stop that process first"
+    )
+
+
 def _holders(member: DeviceMember) -> str:
-    """Say who claims the shards of a member that somebody uses."""
+    """Say who claims the shards of a member; empty if nobody does."""
     holders = []
     with contextlib.suppress(FX100Error, OSError):
         label, _ = read_label(member)
@@ -162,4 +179,4 @@ def _holders(member: DeviceMember) -> str:
             claim = newest_claim(blocks, label.volume.bytes, shard)
             if claim is not None and claim.holder:
                 holders.append(claim.holder)
-    return "; ".join(dict.fromkeys(holders)) or "by another process"
+    return "; ".join(dict.fromkeys(holders))

@@ -63,10 +63,11 @@ class FrameAllocator:
         """Take many runs at once; the caller has made sure that they do not overlap."""
         first = starts - self._first
         whole = (first % self._frame_blocks == 0) & (blocks % self._frame_blocks == 0)
-        delta = np.zeros(len(self._state) + 1, np.int32)
-        np.add.at(delta, first[whole] // self._frame_blocks, 1)
-        np.add.at(delta, (first + blocks)[whole] // self._frame_blocks, -1)
-        np.frombuffer(self._state, np.uint8)[np.cumsum(delta[:-1]) > 0] = _FULL
+        state = np.frombuffer(self._state, np.uint8)
+        frame, left = first[whole] // self._frame_blocks, blocks[whole] // self._frame_blocks
+        while len(frame):  # once for each frame of the longest run
+            state[frame] = _FULL
+            frame, left = frame[left > 1] + 1, left[left > 1] - 1
         for start, count in zip(starts[~whole].tolist(), blocks[~whole].tolist(), strict=True):
             for frame, mask in self._split(start, count):
                 self._mark_used(frame, mask)

@@ -18,7 +18,7 @@ from pathlib import Path
 from fx100_lmcache.aligned import aligned_buffer
 from fx100_lmcache.errors import ClaimError, RecordError
 from fx100_lmcache.geometry import CLAIM_BYTES, Geometry
-from fx100_lmcache.members.base import Member
+from fx100_lmcache.members.base import Member, read_whole
 from fx100_lmcache.ondisk.claim_block import ClaimBlock, unpack_claim
 
 _HOST_FIELDS = ("host", "machine", "boot")
@@ -108,14 +108,15 @@ def take_claim(
     OSError
         If a member cannot be read or written.
     """
-    seen = newest_claim(read_claims(members, geometry, shard), volume, shard)
     start = geometry.claim_offset(shard, 0)
-    for member in members:
-        if not member.try_lock(start, 2 * CLAIM_BYTES):
-            holder = seen.holder if seen and seen.holder else "an unknown process"
-            raise ClaimError(
-                f"shard {shard} is in use ({member.name}): {holder}. Stop that process first"
-            )
+    busy = next((m for m in members if not m.try_lock(start, 2 * CLAIM_BYTES)), None)
+    # read under the lock: what was there before may have been the previous owner's last write
+    seen = newest_claim(read_claims(members, geometry, shard), volume, shard)
+    if busy is not None:
+        holder = seen.holder if seen and seen.holder else "an unknown process"
+        raise ClaimError(
+            f"shard {shard} is in use ({busy.name}): {holder}. Stop that process first"
+        )
     us = holder_text(unix_s)
     abandoned = seen is not None and bool(seen.holder) and not same_host(seen.holder, us)
     if seen is not None and abandoned and not take_over:
@@ -140,8 +141,7 @@ def read_claims(members: Sequence[Member], geometry: Geometry, shard: int) -> li
     blocks = []
     with aligned_buffer(2 * CLAIM_BYTES) as view:
         for member in members:
-            if member.read_into(geometry.claim_offset(shard, 0), view) != len(view):
-                raise OSError(f"{member.name}: short read of the claim area")
+            read_whole(member, geometry.claim_offset(shard, 0), view)
             blocks += [bytes(view[:CLAIM_BYTES]), bytes(view[CLAIM_BYTES:])]
     return blocks
 

@@ -176,17 +176,17 @@ class ChunkMeta:
         one: dict[int, bytes] = {}
         tags: list[tuple[str, str]] = []
         tensors: list[tuple[str, tuple[int, ...]]] = []
-        for tag, value in unpack_fields(data):
-            if tag == _TAG:
-                pair = dict(unpack_fields(value))
-                tags.append((_untext(pair[0]), _untext(pair[1])))
-            elif tag == _TENSOR:
-                pair = dict(unpack_fields(value))
-                dims = struct.unpack(f"<{len(pair[1]) // 8}q", pair[1])
-                tensors.append((_untext(pair[0]), dims))
-            else:
-                one[tag] = value
         try:
+            for tag, value in unpack_fields(data):
+                if tag == _TAG:
+                    pair = dict(unpack_fields(value))
+                    tags.append((_untext(pair[0]), _untext(pair[1])))
+                elif tag == _TENSOR:
+                    pair = dict(unpack_fields(value))
+                    dims = struct.unpack(f"<{len(pair[1]) // 8}q", pair[1])
+                    tensors.append((_untext(pair[0]), dims))
+                else:
+                    one[tag] = value
             scope = Scope(
                 kind=_untext(one[_KIND]),
                 model=_untext(one[_MODEL]),

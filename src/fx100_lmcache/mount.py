@@ -18,6 +18,7 @@ from fx100_lmcache.access import (
     refuse_dev,
 )
 from fx100_lmcache.config import Config
+from fx100_lmcache.config.model import MemberConfig
 from fx100_lmcache.engine.lane_engine import EngineOptions, LaneEngine
 from fx100_lmcache.errors import FX100Error, MemberOpenError, SectorSizeError, VolumeError
 from fx100_lmcache.geometry import Geometry, plan_geometry
@@ -104,7 +105,8 @@ def mount(
         A subclass that says which device is wrong, and what to do.
     """
     volume = open_volume(config, exclusive=shards is None)
-    engine = LaneEngine(volume.members, engine_options(config), _Probe(config, volume))
+    probe = _Probe(config, volume, exclusive=shards is None)
+    engine = LaneEngine(volume.members, engine_options(config), probe)
     try:
         store = Store(
             volume, engine, shards=shards, options=store_options(config), take_over=take_over
@@ -116,6 +118,7 @@ def mount(
         if isinstance(problem, OSError):
             raise VolumeError(f"the volume cannot be read: {problem}") from problem
         raise
+    probe.store = store
     for member in volume.members:
         if member.io_mode != "direct" and config.io.direct != "off":
             log.warning("%s: direct I/O does not work here, using the page cache", member.name)
@@ -151,9 +154,11 @@ def store_options(config: Config) -> StoreOptions:
 class _Probe:
     """Finds a member that is not up, under whatever name it has now."""
 
-    def __init__(self, config: Config, volume: Volume) -> None:
+    def __init__(self, config: Config, volume: Volume, *, exclusive: bool) -> None:
         self._config = config
         self._label = volume.label
+        self._exclusive = exclusive
+        self.store: Store | None = None
 
     def __call__(self, index: int, member: Member) -> Member | None:
         """Return the member if its label can be read, else one opened anew, else None."""
@@ -161,11 +166,24 @@ class _Probe:
             return member
         for candidate in self._config.volume.members:
             with contextlib.suppress(FX100Error, OSError):
-                opened = open_member(member_path(candidate), direct=self._config.io.direct)
-                if self._is_ours(index, opened):
+                opened = self._reopened(index, candidate)
+                if opened is not None:
                     return opened
-                opened.close()
         return None
+
+    def _reopened(self, index: int, candidate: MemberConfig) -> Member | None:
+        path = member_path(candidate)
+        opened = open_member(path, direct=self._config.io.direct)
+        if not self._is_ours(index, opened):
+            opened.close()
+            return None
+        if self._exclusive:  # opened again, since O_EXCL would refuse members that are in use
+            opened.close()
+            opened = open_member(path, direct=self._config.io.direct, exclusive=True)
+        if self.store is not None and not self.store.adopt_member(opened):
+            opened.close()
+            return None
+        return opened
 
     def _is_ours(self, index: int, member: Member) -> bool:
         try:

@@ -2,42 +2,39 @@
 
 Nothing but inodes is trusted. The newest inode wins a digest, and wins the blocks that it
 claims; losers are reported so that they can be erased. Tables of different members are read at
-the same time.
+the same time, and worked on in stretches that stay in the CPU's cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import numpy.typing as npt
 
 from fx100_lmcache.aligned import aligned_buffer
 from fx100_lmcache.geometry import Geometry
-from fx100_lmcache.members.base import Member
+from fx100_lmcache.members.base import Member, read_whole
 from fx100_lmcache.ondisk.inode import MAX_BLOCK, InodePlace, TableRows, parse_table
 from fx100_lmcache.overlap import contested_entries, resolve
 
-_READ_BYTES = 4 * 1024 * 1024
+_READ_BYTES = 1024 * 1024
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
-
-
-_COLUMNS = (
-    *("rows", "words", "length", "blocks", "meta_ids", "members", "locations", "checksums"),
-    *("counts", "shard", "generation"),
-)
+Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
-class Recovered:
-    """All entries found, oldest first; arrays have one element (or row) for each."""
+class Columns:
+    """Inodes by column: arrays with one element (or row) for each."""
 
     rows: I64
     words: U64
+    epoch: I64
+    counter: I64
     length: I64
     blocks: I64
     meta_ids: I64
@@ -45,9 +42,25 @@ class Recovered:
     locations: U64
     checksums: U64
     counts: I64
-    metas: list[bytes]
     shard: I64
     generation: I64
+    possible: Flags
+    """Whether all pieces lie where they may, and the lengths add up."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+_COLUMNS = tuple(column.name for column in fields(Columns))
+
+
+@dataclass(slots=True)
+class Recovered(Columns):
+    """All entries found, in no special order."""
+
+    age: I64
+    """Rank in the order of writing: the oldest has the lowest."""
+    metas: list[bytes]
     generations: dict[int, int]
     """Generation in force for each shard."""
     newest_epoch: int
@@ -57,8 +70,15 @@ class Recovered:
     torn: int = 0
     foreign: int = 0
 
-    def __len__(self) -> int:
-        return len(self.rows)
+
+@dataclass(slots=True)
+class _Part:
+    """What one stretch of a table holds."""
+
+    columns: Columns
+    metas: list[bytes]
+    torn: int
+    foreign: int
 
 
 def recover(
@@ -78,7 +98,7 @@ def recover(
         If a table cannot be read.
     """
 
-    def read_member(index: int) -> list[tuple[I64, TableRows]]:
+    def read_member(index: int) -> list[_Part]:
         return [
             part
             for shard in generations
@@ -90,7 +110,7 @@ def recover(
     else:
         with ThreadPoolExecutor(len(members), "fx100-recovery") as pool:
             parts = [p for found in pool.map(read_member, range(len(members))) for p in found]
-    found = _join(parts, geometry)
+    found = _join(parts)
     found.generations = {
         shard: max(generation, int(found.generation[found.shard == shard].max(initial=generation)))
         for shard, generation in generations.items()
@@ -100,94 +120,121 @@ def recover(
 
 def _read_table(
     member: Member, geometry: Geometry, volume: bytes, index: int, shard: int
-) -> list[tuple[I64, TableRows]]:
-    parts = []
+) -> Iterator[_Part]:
     total = geometry.table_bytes(index)
     step = max(_READ_BYTES // geometry.inode_bytes, 1) * geometry.inode_bytes
     with aligned_buffer(min(step, total)) as buffer:
         for start in range(0, total, step):
-            view = buffer[: min(step, total - start)]
-            offset = geometry.slot_offset(index, shard, 0) + start
-            if member.read_into(offset, view) != len(view):
-                raise OSError(f"{member.name}: short read of the inode table at {offset}")
-            place = InodePlace(volume, shard, index, start // geometry.inode_bytes)
-            found = parse_table(view, place, inode_bytes=geometry.inode_bytes)
-            view.release()
+            with buffer[: min(step, total - start)] as view:
+                read_whole(member, geometry.slot_offset(index, shard, 0) + start, view)
+                place = InodePlace(volume, shard, index, start // geometry.inode_bytes)
+                found = parse_table(view, place, inode_bytes=geometry.inode_bytes)
             if len(found.slots) or found.torn or found.foreign:
-                parts.append((found.slots + geometry.row(index, shard, 0), found))
-    return parts
+                columns = _columns(found, place, geometry)
+                yield _Part(columns, found.metas, found.torn, found.foreign)
 
 
-def _join(parts: list[tuple[I64, TableRows]], geometry: Geometry) -> Recovered:
-    """Put the parts of all tables together, oldest inode first."""
-    widest = max((p.locations.shape[1] for _, p in parts), default=0)
-    metas: dict[bytes, int] = {}
-    meta_ids = []
-    for _, part in parts:
-        numbers = np.array([metas.setdefault(m, len(metas)) for m in part.metas], np.int64)
-        meta_ids.append(numbers[part.meta_ids] if len(numbers) else part.meta_ids)
-    heads = [p.heads for _, p in parts]
+def _columns(found: TableRows, place: InodePlace, geometry: Geometry) -> Columns:
+    heads, locations = found.heads, found.locations
     epoch, counter, length, counts, shard, generation = (
-        _cat([h[name].astype(np.int64) for h in heads])
+        heads[name].astype(np.int64)
         for name in ("epoch", "counter", "length", "pieces", "shard", "generation")
     )
-    order = np.lexsort((counter, epoch))
-    locations = _padded([p.locations for _, p in parts], widest)[order]
-    return Recovered(
-        rows=_cat([rows for rows, _ in parts])[order],
-        words=_digest_words(heads)[order],
-        length=length[order],
-        blocks=(locations >> np.uint64(40) & np.uint64(0xFFFF)).sum(axis=1).astype(np.int64),
-        meta_ids=_cat(meta_ids)[order],
-        members=_member_masks(locations) | _inode_members(heads)[order],
+    sizes = (locations >> np.uint64(40) & np.uint64(0xFFFF)).astype(np.int64)
+    blocks = sizes.sum(axis=1)
+    return Columns(
+        rows=found.slots + geometry.row(place.member, place.shard, 0),
+        words=np.ascontiguousarray(heads["digest"]).view(np.uint64).reshape(-1, 6),
+        epoch=epoch,
+        counter=counter,
+        length=length,
+        blocks=blocks,
+        meta_ids=found.meta_ids,
+        members=_member_masks(locations, place.member),
         locations=locations,
-        checksums=_padded([p.checksums for _, p in parts], widest)[order],
-        counts=counts[order],
-        metas=list(metas),
-        shard=shard[order],
-        generation=generation[order],
-        generations={},
-        newest_epoch=int(epoch.max(initial=0)),
-        torn=sum(p.torn for _, p in parts),
-        foreign=sum(p.foreign for _, p in parts),
+        checksums=found.checksums,
+        counts=counts,
+        shard=shard,
+        generation=generation,
+        possible=_inside(locations, sizes, place.shard, geometry)
+        & _adds_up(length, sizes, blocks, counts, geometry.block_bytes),
     )
 
 
-def _cat(arrays: list[I64]) -> I64:
-    return np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
+def _member_masks(locations: U64, home: int) -> I64:
+    """Members of each entry, its inode's own among them: without it it could not be erased."""
+    used = locations != 0  # a padded place is zero; a real one has a block count
+    bits = np.where(used, np.uint64(1) << (locations >> np.uint64(56)), np.uint64(0))
+    masks: I64 = np.bitwise_or.reduce(bits, axis=1, initial=1 << home).astype(np.int64)
+    return masks
 
 
-def _padded(arrays: list[U64], widest: int) -> U64:
-    if not arrays:
-        return np.zeros((0, 0), np.uint64)
-    result = np.zeros((sum(len(a) for a in arrays), widest), np.uint64)
-    at = 0
-    for array in arrays:
-        result[at : at + len(array), : array.shape[1]] = array
-        at += len(array)
+def _inside(locations: U64, sizes: I64, shard: int, geometry: Geometry) -> Flags:
+    """Whether every piece lies in its shard's data area."""
+    frames = [m.frames_per_shard for m in geometry.members]
+    shard_blocks = np.array([*frames, 0], np.int64) * geometry.frame_blocks
+    member = np.minimum((locations >> np.uint64(56)).astype(np.int64), len(frames))
+    start = (locations & np.uint64(MAX_BLOCK)).astype(np.int64)
+    size = shard_blocks[member]
+    first = size * shard
+    inside = (sizes > 0) & (start >= first) & (start + sizes <= first + size)
+    flags: Flags = (inside | (locations == 0)).all(axis=1)
+    return flags
+
+
+def _adds_up(length: I64, sizes: I64, blocks: I64, counts: I64, block_bytes: int) -> Flags:
+    """Whether an object fills all of its pieces but the last, and ends in that one."""
+    if not len(length):
+        return np.zeros(0, np.bool_)
+    last = np.take_along_axis(sizes, counts[:, None] - 1, axis=1)[:, 0]
+    flags: Flags = (length <= blocks * block_bytes) & (length > (blocks - last) * block_bytes)
+    return flags
+
+
+def _join(parts: list[_Part]) -> Recovered:
+    """Put the parts of all tables together."""
+    widest = max((p.columns.locations.shape[1] for p in parts), default=0)
+    metas: dict[bytes, int] = {}
+    for part in parts:
+        numbers = np.array([metas.setdefault(m, len(metas)) for m in part.metas], np.int64)
+        columns = part.columns
+        if len(columns):
+            columns.meta_ids = numbers[columns.meta_ids]
+        columns.locations = _padded(columns.locations, widest)
+        columns.checksums = _padded(columns.checksums, widest)
+    joined = {
+        name: np.concatenate([getattr(p.columns, name) for p in parts or [_NOTHING]])
+        for name in _COLUMNS
+    }
+    age = np.empty(len(joined["rows"]), np.int64)
+    age[np.lexsort((joined["counter"], joined["epoch"]))] = np.arange(len(age))
+    return Recovered(
+        **joined,
+        age=age,
+        metas=list(metas),
+        generations={},
+        newest_epoch=int(joined["epoch"].max(initial=0)),
+        torn=sum(p.torn for p in parts),
+        foreign=sum(p.foreign for p in parts),
+    )
+
+
+def _padded(array: U64, widest: int) -> U64:
+    if array.shape[1] == widest:
+        return array
+    result = np.zeros((len(array), widest), np.uint64)
+    result[:, : array.shape[1]] = array
     return result
 
 
-def _digest_words(heads: list[npt.NDArray[np.void]]) -> U64:
-    if not heads:
-        return np.zeros((0, 6), np.uint64)
-    return np.concatenate(
-        [np.ascontiguousarray(h["digest"]).view(np.uint64).reshape(-1, 6) for h in heads]
-    )
+def _nothing() -> _Part:
+    none, table = np.zeros(0, np.int64), np.zeros((0, 0), np.uint64)
+    columns: dict[str, npt.NDArray[np.generic]] = dict.fromkeys(_COLUMNS, none)
+    columns |= {"words": np.zeros((0, 6), np.uint64), "locations": table, "checksums": table}
+    return _Part(Columns(**columns | {"possible": none.astype(np.bool_)}), [], 0, 0)  # type: ignore[arg-type]
 
 
-def _member_masks(locations: U64) -> I64:
-    used = locations != 0  # a padded place is zero; a real one has a block count
-    bits = np.uint64(1) << (locations >> np.uint64(56))
-    masks: I64 = np.bitwise_or.reduce(np.where(used, bits, 0), axis=1, initial=0).astype(np.int64)
-    return masks
-
-
-def _inode_members(heads: list[npt.NDArray[np.void]]) -> I64:
-    # the inode's own member counts too: without it the entry could not be erased
-    members = _cat([h["member"].astype(np.int64) for h in heads])
-    masks: I64 = np.left_shift(np.int64(1), members)
-    return masks
+_NOTHING = _nothing()
 
 
 def _choose(found: Recovered, geometry: Geometry) -> Recovered:
@@ -196,58 +243,31 @@ def _choose(found: Recovered, geometry: Geometry) -> Recovered:
     for shard, generation in found.generations.items():
         in_force[shard] = generation
     current = found.generation == in_force[found.shard]
-    possible = current & _possible(found, geometry)
+    possible = current & found.possible
     found.torn += int(np.count_nonzero(current & ~possible))
-    newest = possible & _newest_of_digest(found.words, possible)
-    contested = contested_entries(found.locations, newest)
-    keep = newest
+    keep = possible & _newest_of_digest(found.words, possible, found.age)
+    contested = contested_entries(found.locations, keep, found.age, geometry)
     for index in resolve(found.locations, contested):
         keep[index] = False
+    if keep.all():
+        return found
     # what lost must go from the media, or it would come back when the winner has gone
     found.stale_rows = found.rows[current & ~keep].tolist()
-    for name in _COLUMNS:
+    for name in (*_COLUMNS, "age"):
         setattr(found, name, getattr(found, name)[keep])
     return found
 
 
-def _possible(found: Recovered, geometry: Geometry) -> npt.NDArray[np.bool_]:
-    """Whether every piece lies in its shard's data area and the lengths add up."""
-    locations = found.locations
-    used = locations != 0
-    member = (locations >> np.uint64(56)).astype(np.int64)
-    start = (locations & np.uint64(MAX_BLOCK)).astype(np.int64)
-    blocks = (locations >> np.uint64(40) & np.uint64(0xFFFF)).astype(np.int64)
-    frames = [m.frames_per_shard for m in geometry.members]
-    shard_blocks = np.array(frames, np.int64) * geometry.frame_blocks
-    known = member < len(frames)
-    size = shard_blocks[np.where(known, member, 0)]
-    first = size * found.shard[:, None]
-    inside = known & (blocks > 0) & (start >= first) & (start + blocks <= first + size)
-    last_blocks = (
-        np.take_along_axis(blocks, np.maximum(found.counts - 1, 0)[:, None], axis=1)[:, 0]
-        if blocks.shape[1]
-        else np.zeros(0, np.int64)
-    )
-    room = found.blocks * geometry.block_bytes
-    least = (found.blocks - last_blocks) * geometry.block_bytes
-    fits: npt.NDArray[np.bool_] = (
-        (inside | ~used).all(axis=1) & (found.length <= room) & (found.length > least)
-    )
-    return fits
-
-
-def _newest_of_digest(words: U64, possible: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Mark, of inodes with one digest, the newest; the arrays are in order of age."""
+def _newest_of_digest(words: U64, possible: Flags, age: I64) -> Flags:
+    """Mark, of inodes with one digest, the newest."""
     newest = np.ones(len(words), np.bool_)
     mixed = words[:, 0] * np.uint64(3) ^ words[:, 2] ^ words[:, 3] ^ words[:, 5] * np.uint64(7)
-    order = np.argsort(mixed, kind="stable")
-    same = mixed[order][1:] == mixed[order][:-1]
-    if same.any():  # rare: settle those few one by one
-        suspects = np.zeros(len(words), np.bool_)
-        suspects[order[1:][same]] = True
-        suspects[order[:-1][same]] = True
+    ordered = np.sort(mixed)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(twice):  # rare: settle those few one by one
+        suspects = np.flatnonzero(np.isin(mixed, twice) & possible)
         seen: set[bytes] = set()
-        for index in np.flatnonzero(suspects & possible)[::-1].tolist():
+        for index in suspects[np.argsort(age[suspects])][::-1].tolist():
             digest = words[index].tobytes()
             newest[index] = digest not in seen
             seen.add(digest)

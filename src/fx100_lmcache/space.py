@@ -5,15 +5,17 @@ An object's inode lives on the member of its first piece, in the same shard as a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from fx100_lmcache.allocator import FrameAllocator, SlotAllocator
-from fx100_lmcache.geometry import MAX_PIECE_BYTES, Geometry, stripe
+from fx100_lmcache.geometry import MAX_MEMBERS, MAX_PIECE_BYTES, Geometry, stripe
 from fx100_lmcache.ondisk.inode import MAX_BLOCK, unpack_location
+
+_STRETCH = 16_384  # recovered entries marked at once: their arrays stay in the CPU's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,9 @@ class Space:
 
     def __init__(self, geometry: Geometry, shards: Sequence[int], width: int = 0) -> None:
         self._geometry = geometry
-        self._width = width or len(geometry.members)
+        self._width = min(width or MAX_MEMBERS, len(geometry.members))
         self._turn = 0
-        members = range(len(geometry.members))
+        self._members = members = range(len(geometry.members))
         self._frames = {
             (shard, m): FrameAllocator(geometry.shard_blocks(m, shard), geometry.frame_blocks)
             for shard in shards
@@ -84,18 +86,23 @@ class Space:
             How many pieces the inode has room for.
         """
         for shard in sorted(self._shards, key=self._free_in_shard, reverse=True):
-            members = self._candidates(shard, down_mask)
-            if not members:
-                continue
-            runs = self._take_runs(shard, blocks, members)
-            if runs is not None and len(runs) <= max_pieces:
-                home = runs[0][0]
-                slot = self._slots[shard, home].allocate()
-                if slot is not None:
-                    self._turn += 1
-                    return Extent(self._geometry.row(home, shard, slot), tuple(runs))
-            self._give_back(shard, runs or [])
+            for members in self._choices(shard, down_mask):
+                runs = self._take_runs(shard, blocks, members) or []
+                if 0 < len(runs) <= max_pieces:
+                    home = runs[0][0]
+                    slot = self._slots[shard, home].allocate()
+                    if slot is not None:
+                        self._turn += 1
+                        return Extent(self._geometry.row(home, shard, slot), tuple(runs))
+                self._give_back(shard, runs)
         return None
+
+    def could_hold(self, blocks: int, max_pieces: int) -> bool:
+        """Whether an object would fit if the shards were empty."""
+        geometry = self._geometry
+        sizes = sorted((len(geometry.shard_blocks(m, 0)) for m in self._members), reverse=True)
+        wanted = stripe(blocks, geometry.frame_blocks, range(self._width), self._piece_frames)
+        return blocks <= sum(sizes[: self._width]) and sum(1 for _ in wanted) <= max_pieces
 
     def free(self, extent: Extent) -> None:
         """Give an object's space back."""
@@ -112,32 +119,40 @@ class Space:
         self, rows: npt.NDArray[np.int64], locations: npt.NDArray[np.uint64]
     ) -> None:
         """Take the space of recovered entries, which do not overlap."""
-        packed = locations[locations != 0]
+        for start in range(0, len(locations), _STRETCH):
+            part = locations[start : start + _STRETCH]
+            self._mark_pieces(part[part != 0])
+        ordered = np.sort(rows)
+        for (shard, index), slots in self._slots.items():
+            first = self._geometry.row(index, shard, 0)
+            end = first + self._geometry.members[index].slots_per_shard
+            low, high = np.searchsorted(ordered, (first, end))
+            slots.mark(ordered[low:high] - first)
+
+    def _mark_pieces(self, packed: npt.NDArray[np.uint64]) -> None:
+        shards = self._geometry.shards
+        sizes = np.array([len(self._geometry.shard_blocks(m, 0)) for m in self._members])
         member = (packed >> np.uint64(56)).astype(np.int64)
         block = (packed & np.uint64(MAX_BLOCK)).astype(np.int64)
         blocks = (packed >> np.uint64(40) & np.uint64(0xFFFF)).astype(np.int64)
-        for (shard, index), frames in self._frames.items():
-            own = self._geometry.shard_blocks(index, shard)
-            mine = (member == index) & (block >= own.start) & (block < own.stop)
-            frames.mark(block[mine], blocks[mine])
-            first = self._geometry.row(index, shard, 0)
-            count = self._geometry.members[index].slots_per_shard
-            slots = rows[(rows >= first) & (rows < first + count)] - first
-            self._slots[shard, index].mark(slots)
+        group = (member * shards + block // sizes[member]).astype(np.uint16)
+        order = np.argsort(group, kind="stable")
+        for mine in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
+            if len(mine):
+                index, shard = divmod(int(group[mine[0]]), shards)
+                self._frames[shard, index].mark(block[mine], blocks[mine])
 
     def _free_in_shard(self, shard: int) -> int:
         return sum(f.free_blocks for (s, _), f in self._frames.items() if s == shard)
 
-    def _candidates(self, shard: int, down_mask: int) -> list[int]:
-        """Members to use, in turn; those without free slots cannot come first."""
-        count = len(self._geometry.members)
+    def _choices(self, shard: int, down_mask: int) -> Iterator[list[int]]:
+        """Yield lists of members to use, best first; one without free slots cannot come first."""
+        count = len(self._members)
         turn = [(self._turn + step) % count for step in range(count)]
         up = [m for m in turn if not down_mask >> m & 1]
-        first = next((m for m in up if self._slots[shard, m].free_slots), None)
-        if first is None:
-            return []
-        at = up.index(first)
-        return (up[at:] + up[:at])[: self._width]
+        for at, first in enumerate(up):
+            if self._slots[shard, first].free_slots:
+                yield (up[at:] + up[:at])[: self._width]
 
     def _take_runs(
         self, shard: int, blocks: int, members: list[int]

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -74,9 +75,9 @@ def test_namespaces_without_multipath_stand_below_their_controller():
 
 
 def test_hidden_path_nodes_are_not_listed():
-    entry = '{"DevicePath":"/dev/%s","NameSpace":1,"PhysicalSize":4096,"SectorSize":512}'
     names = ("nvme3c3n1", "nvme3n1", "nvme10n1", "nvme3n10")
-    text = '{"Devices":[%s]}' % ",".join(entry % name for name in names)
+    about = {"NameSpace": 1, "PhysicalSize": 4096, "SectorSize": 512}
+    text = json.dumps({"Devices": [{"DevicePath": f"/dev/{name}", **about} for name in names]})
 
     found = [each.device for each in parse.parse_list(text, "2.4")]
 
@@ -148,6 +149,13 @@ def test_cut_off_output_is_never_a_shorter_list(name):
     for end in range(1, len(text), 7):
         with pytest.raises(UnknownOutputError):
             parse.parse_list(text[:end], "x")
+
+
+def test_an_empty_list_inside_of_cut_off_output_is_not_the_result():
+    text = '[\n  {\n    "HostNQN":"h",\n    "Subsystems":[\n    ]'
+
+    with pytest.raises(UnknownOutputError):
+        parse.parse_list_subsys(text, "x")
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ class Catalog:
         self._meta = np.zeros(rows, np.uint32)
         self._members = np.zeros(rows, np.uint16)
         self._used_at = np.zeros(rows, np.uint64)
-        self._pins = np.zeros(rows, np.uint16)
+        self._pins = np.zeros(rows, np.uint32)
         self._pinned_until = np.zeros(rows, np.uint32)
         self._readers = np.zeros(rows, np.uint16)
         self._piece_at = np.zeros(rows, np.uint32)
@@ -140,8 +140,9 @@ class Catalog:
         locations: U64,
         checksums: U64,
         counts: npt.NDArray[np.int64],
+        age: npt.NDArray[np.int64],
     ) -> None:
-        """Publish many entries at once, given oldest first."""
+        """Publish many entries at once; those of lowest ``age`` count as used longest ago."""
         self._digests[rows] = words
         self._state[rows] = LIVE
         self._length[rows] = length
@@ -151,9 +152,9 @@ class Catalog:
         self._piece_count[rows] = counts
         self._piece_at[rows] = self._pieces.add_many(locations, checksums, counts)
         self._index.insert(rows)
-        self._used_at[rows] = np.arange(self._tick + 1, self._tick + 1 + len(rows))
-        self._tick += len(rows)
+        self._used_at[rows] = age + (self._tick + 1)
         if len(rows):
+            self._tick += int(age.max()) + 1
             self._top = max(self._top, int(rows.max()) + 1)
         self.live_bytes += int(length.sum())
 
@@ -219,17 +220,18 @@ class Catalog:
         self._used_at[rows] = np.arange(self._tick + count, self._tick, -1, dtype=np.uint64)
         self._tick += count
 
-    def pin(self, rows: Rows, until_s: int) -> None:
+    def pin(self, rows: Rows, now_s: float, until_s: int) -> None:
         """Take one pin on each row; all pins of a row expire together at ``until_s``."""
-        np.add.at(self._pins, rows, 1)
+        self._pins[rows[self._pinned_until[rows] <= now_s]] = 0  # those had expired
+        np.add.at(self._pins, rows, np.uint32(1))
         self._pinned_until[rows] = np.maximum(self._pinned_until[rows], until_s)
 
-    def unpin(self, row: int) -> bool:
-        """Give one pin back; False if there was none."""
-        if not self._pins[row]:
-            return False
-        self._pins[row] -= 1
-        return True
+    def unpin(self, rows: Rows) -> int:
+        """Give one pin of each row back; return how many there were."""
+        each, wanted = np.unique(rows, return_counts=True)
+        given = np.minimum(self._pins[each], wanted).astype(np.uint32)
+        self._pins[each] -= given
+        return int(given.sum())
 
     def pinned(self, row: int, now_s: float) -> bool:
         """Whether somebody holds an unexpired pin."""
@@ -280,6 +282,12 @@ class Catalog:
         """Rows of live entries, least recently used first."""
         rows = np.flatnonzero(self._state[: self._top] == LIVE)
         return [int(row) for row in rows[np.argsort(self._used_at[rows], kind="stable")]]
+
+    def bytes_by_meta(self) -> dict[int, int]:
+        """Logical bytes of live entries by metadata number."""
+        rows = np.flatnonzero(self._state[: self._top] == LIVE)
+        sums = np.bincount(self._meta[rows], weights=self._length[rows])
+        return {number: int(total) for number, total in enumerate(sums.tolist()) if total}
 
     def used_blocks(self) -> int:
         """Blocks of live and hidden entries."""

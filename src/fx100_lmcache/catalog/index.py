@@ -49,7 +49,12 @@ class DigestIndex:
         self._filled = 0
 
     def _home(self, words: U64) -> Rows:
-        mixed = (words[:, 0] ^ words[:, 2] ^ (words[:, 5] << np.uint64(1))) * _GOLDEN
+        # chunk hashes are not always random in every word: a counter may sit in any of them
+        mixed = words[:, 0].copy()
+        for word in range(2, WORDS):
+            mixed = (mixed ^ words[:, word]) * _GOLDEN
+            mixed ^= mixed >> np.uint64(32)
+        mixed *= _GOLDEN
         return (mixed >> self._shift).astype(np.int64)
 
     def find(self, words: U64) -> Rows:

@@ -47,8 +47,8 @@ class PieceTable:
         return starts
 
     def read(self, at: int, count: int) -> tuple[U64, U64]:
-        """Locations and checksums of one entry."""
-        return self._location[at : at + count], self._checksum[at : at + count]
+        """Copy locations and checksums of one entry."""
+        return self._location[at : at + count].copy(), self._checksum[at : at + count].copy()
 
     def free(self, at: int, count: int) -> None:
         """Give a run back."""
@@ -57,13 +57,8 @@ class PieceTable:
     def _extend(self, count: int) -> int:
         at, self._end = self._end, self._end + count
         if self._end > len(self._location):
-            capacity = max(self._end, len(self._location) * 3 // 2)
-            self._location = _grown(self._location, at, capacity)
-            self._checksum = _grown(self._checksum, at, capacity)
+            # by an eighth, in place: the kernel moves large arrays without copying them
+            capacity = max(self._end, len(self._location) * 9 // 8)
+            self._location.resize(capacity, refcheck=False)
+            self._checksum.resize(capacity, refcheck=False)
         return at
-
-
-def _grown(array: U64, used: int, capacity: int) -> U64:
-    larger = np.zeros(capacity, np.uint64)
-    larger[:used] = array[:used]
-    return larger

@@ -259,6 +259,11 @@ class InProcessConfig(Section):
     shard_base: Annotated[int, count_field(0, MAX_SHARDS - 1)] = Field(
         default=0, description="Shard of this instance's rank 0; rank r opens shard_base + r."
     )
+    admission: Literal["all", "second_touch"] = Field(
+        default="all",
+        description="Store every chunk, or only what is offered a second time, so that one-shot "
+        "prompts are never written.",
+    )
 
 
 class MetricsConfig(Section):

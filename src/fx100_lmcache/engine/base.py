@@ -70,9 +70,10 @@ class Transfer:
         xxh3-64 of the bytes moved, once the status is OK (or MISMATCH).
     in_kernel : bool
         Set when the job's deadline found it there: it will be reported to ``Job.on_late``.
-    started, stuck, ticket, max_io_bytes
+    started, stuck, ticket, max_io_bytes, slot, refusals
         The engine's own: taken by a thread; counted as stuck; handle in a native pool; call size
-        of a retry (0: the member's).
+        of a retry (0: the member's); the member that it was queued for; large calls that this
+        member had refused before.
     """
 
     member: int
@@ -89,6 +90,8 @@ class Transfer:
     stuck: bool = False
     ticket: int = 0
     max_io_bytes: int = 0
+    slot: object = field(init=False, default=None, repr=False)
+    refusals: int = 0
     job: Job = field(init=False, repr=False)
 
 
@@ -104,7 +107,8 @@ class Job:
     on_done : callable
         Called once.
     on_late : callable or None
-        Called for each transfer that was in the kernel at the deadline, when it comes back.
+        Called for each transfer that was in the kernel at the deadline, when it comes back, but
+        not before ``on_done`` has returned.
     hold : bool
         For reads straight into memory that is not ours to keep: the job is not reported while
         the kernel may still write there.
@@ -118,6 +122,8 @@ class Job:
     hold: bool = False
     remaining: int = field(init=False)
     finished_at: float = 0.0
+    reported: bool = field(init=False, default=False)
+    returned: list[Transfer] = field(init=False, default_factory=list, repr=False)
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def __post_init__(self) -> None:

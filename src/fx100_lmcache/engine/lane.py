@@ -7,6 +7,7 @@ buffer of each thread's own), and what the native lane is tested against.
 from __future__ import annotations
 
 import errno
+import logging
 import mmap
 import os
 import queue
@@ -20,6 +21,8 @@ from fx100_lmcache.engine.base import Status, Transfer
 from fx100_lmcache.geometry import round_up
 from fx100_lmcache.members.base import Member
 
+log = logging.getLogger(__name__)
+
 Finish = Callable[[Transfer, Status, int, "OSError | None"], None]
 
 
@@ -32,6 +35,11 @@ class Lane(Protocol):
 
     def cancel(self, transfer: Transfer) -> bool:
         """Take a transfer back if it is still queued; its job's lock is held."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued or in the kernel."""
         ...
 
     def close(self) -> None:
@@ -62,6 +70,7 @@ class PythonLane:
         self._max_io_bytes = max_io_bytes
         self._finish = finish
         self._queue: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
+        self._running: set[Transfer] = set()
         self._threads = [
             threading.Thread(target=self._run, name=f"{name}-{n}", daemon=True)
             for n in range(threads)
@@ -78,6 +87,11 @@ class PythonLane:
         """Take a transfer back unless a thread has started it."""
         return not transfer.started
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued or in the kernel."""
+        return not self._running and self._queue.empty()
+
     def close(self) -> None:
         """Send every thread home."""
         for _ in self._threads:
@@ -86,8 +100,10 @@ class PythonLane:
     def _run(self) -> None:
         bounce: mmap.mmap | None = None
         while (transfer := self._queue.get()) is not None:
+            self._running.add(transfer)
             with transfer.job.lock:
                 if transfer.status is not Status.PENDING:
+                    self._running.discard(transfer)
                     continue
                 transfer.started = True
             try:
@@ -101,7 +117,14 @@ class PythonLane:
                     outcome = Status.MISMATCH
             except OSError as error:
                 outcome, checksum, problem = Status.ERROR, 0, error
-            self._finish(transfer, outcome, checksum, problem)
+            except Exception as error:  # a thread that dies would take its queue with it
+                log.exception("%s: unexpected failure", self._member.name)
+                outcome, checksum, problem = Status.ERROR, 0, OSError(errno.EIO, repr(error))
+            self._running.discard(transfer)
+            try:
+                self._finish(transfer, outcome, checksum, problem)
+            except Exception:
+                log.exception("a completion handler failed")
             del transfer
 
     def _move(self, transfer: Transfer) -> int:

@@ -22,6 +22,8 @@ from fx100_lmcache.members.base import Member
 log = logging.getLogger(__name__)
 
 SMALLEST_IO_BYTES = 128 * 1024
+MAX_STUCK = 64  # transfers of one member that may be left in the kernel, over all its returns
+_PAGE_BYTES = 4096  # no logical block is larger
 _TOO_LARGE_ERRORS = frozenset({errno.EIO, errno.EINVAL, errno.EREMOTEIO})
 
 Probe = Callable[[int, Member], "Member | None"]
@@ -59,10 +61,16 @@ class _Slot:
     index: int
     member: Member
     max_io_bytes: int
+    refusals: int = 0
+    """Times that a large call failed and smaller ones worked, since a large one last worked."""
     health: MemberHealth = field(default_factory=MemberHealth)
     reads: Lane = field(init=False)
     writes: Lane = field(init=False)
     bounced: Lane = field(init=False)
+
+    @property
+    def idle(self) -> bool:
+        return all(getattr(self, kind).idle for kind in LANES)
 
     def close(self) -> None:
         for kind in LANES:
@@ -144,6 +152,7 @@ class LaneEngine:
         self._closing = threading.Event()
         self._open_jobs = 0
         self._slots = [self._equip(i, m) for i, m in enumerate(members)]
+        self._retired: list[_Slot] = []
         if lanes is None:
             self._start(self._watch, "fx100-deadlines")
             for index in range(len(members)):
@@ -153,7 +162,7 @@ class LaneEngine:
         threading.Thread(target=target, name=name, daemon=True).start()
 
     def _equip(self, index: int, member: Member) -> _Slot:
-        slot = _Slot(index, member, self._options.max_io_bytes)
+        slot = _Slot(index, member, max(1, self._options.max_io_bytes // _PAGE_BYTES) * _PAGE_BYTES)
 
         def finish(
             transfer: Transfer, status: Status, checksum: int, problem: OSError | None
@@ -170,26 +179,38 @@ class LaneEngine:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue jobs."""
-        queued: dict[int, list[Transfer]] = {}
-        lanes: dict[int, Lane] = {}
+        queued: dict[int, tuple[Lane, list[Transfer]]] = {}
         refused: list[tuple[_Slot, Transfer]] = []
-        with self._wake:
-            self._open_jobs += len(jobs)
-            for job in jobs:
-                heapq.heappush(self._expiry, (job.deadline, next(self._sequence), job))
-            self._wake.notify()
+        now = self.now()
         for job in jobs:
             for transfer in job.transfers:
                 slot = self._slots[transfer.member]
-                if not slot.health.usable or self._closing.is_set():
+                if not slot.health.usable or self._closing.is_set() or job.deadline <= now:
                     refused.append((slot, transfer))
                     continue
+                transfer.refusals = slot.refusals
+                transfer.slot = slot
                 lane = self._lane_for(slot, transfer)
-                lanes[id(lane)] = lane
-                queued.setdefault(id(lane), []).append(transfer)
-        for key, transfers in queued.items():
-            lanes[key].submit(transfers)
+                queued.setdefault(id(lane), (lane, []))[1].append(transfer)
+        with self._wake:
+            self._open_jobs += len(jobs)
+            next_at = self._expiry[0][0] if self._expiry else float("inf")
+            for job in jobs:
+                heapq.heappush(self._expiry, (job.deadline, next(self._sequence), job))
+            if self._expiry and self._expiry[0][0] < next_at:
+                self._wake.notify_all()
+        for lane, transfers in queued.values():
+            lane.submit(transfers)
         for slot, transfer in refused:
+            self._refuse(slot, transfer, late=transfer.job.deadline <= now)
+        for job in jobs:
+            if not job.transfers and not job.reported:
+                self._report(job)
+
+    def _refuse(self, slot: _Slot, transfer: Transfer, *, late: bool) -> None:
+        if late:
+            self._settle(slot, transfer, Status.TIMED_OUT, 0, None)
+        else:
             problem = OSError(errno.ENODEV, f"{slot.member.name} is {slot.health.state}")
             self._settle(slot, transfer, Status.ERROR, 0, problem)
 
@@ -210,8 +231,7 @@ class LaneEngine:
         """Take a transfer back from a lane."""
         if problem is None:
             slot.health.note_success()
-            if transfer.max_io_bytes:
-                slot.max_io_bytes = min(slot.max_io_bytes, transfer.max_io_bytes)
+            self._learn_limit(slot, transfer)
         elif self._retry_smaller(slot, transfer, problem):
             return
         else:
@@ -219,11 +239,23 @@ class LaneEngine:
             log.warning("%s: %s", slot.member.name, problem)
         self._settle(slot, transfer, status, checksum, problem)
 
-    def _retry_smaller(self, slot: _Slot, transfer: Transfer, problem: OSError) -> bool:
-        """Try again in calls of half the size: some targets refuse large ones.
+    def _learn_limit(self, slot: _Slot, transfer: Transfer) -> None:
+        """Note what a success says about the size of calls that the member takes.
 
-        The limit is learned when that works, so a lost path does not shrink it.
+        EINVAL for a large call proves a limit. EIO does so only if it happens again after
+        smaller calls worked: all that was in flight when a path was lost fails once, too.
         """
+        if not transfer.max_io_bytes:
+            if transfer.length >= slot.max_io_bytes:
+                slot.refusals = 0
+            return
+        cause = transfer.error
+        if transfer.refusals or (cause is not None and cause.errno == errno.EINVAL):
+            slot.max_io_bytes = min(slot.max_io_bytes, transfer.max_io_bytes)
+        slot.refusals += 1
+
+    def _retry_smaller(self, slot: _Slot, transfer: Transfer, problem: OSError) -> bool:
+        """Try again in calls of half the size: some targets refuse large ones."""
         used = min(transfer.max_io_bytes or slot.max_io_bytes, transfer.length)
         with transfer.job.lock:
             if (
@@ -236,6 +268,7 @@ class LaneEngine:
                 return False  # EIO twice is a broken device, not a limit
             transfer.max_io_bytes = used // 2 // SMALLEST_IO_BYTES * SMALLEST_IO_BYTES
             transfer.started = False
+            transfer.error = problem
         log.warning("%s: %s; trying again in smaller calls", slot.member.name, problem)
         self._lane_for(slot, transfer).submit([transfer])
         return True
@@ -256,6 +289,9 @@ class LaneEngine:
                 transfer.status = status
                 job.remaining -= 1
             done = not late and job.remaining == 0
+            if late and not job.reported:
+                job.returned.append(transfer)
+                late = False  # told after on_done
         if transfer.stuck:
             slot.health.note_returned()
         if late and job.on_late is not None:
@@ -265,62 +301,80 @@ class LaneEngine:
 
     def _report(self, job: Job) -> None:
         job.finished_at = self.now()
-        with self._wake:
-            self._open_jobs -= 1
-            self._wake.notify_all()
-        job.on_done(job)
-        job.transfers = ()  # the expiry queue keeps the job: let go of the caller's memory
+        late = job.on_late
+        try:
+            job.on_done(job)
+        finally:
+            with job.lock:
+                job.reported = True
+                returned, job.returned = job.returned, []
+            # the expiry queue keeps the job until its deadline: let go of the caller's memory
+            if not any(transfer.in_kernel for transfer in job.transfers):
+                job.on_late = None
+            job.transfers, job.on_done = (), _reported
+            with self._wake:
+                self._open_jobs -= 1
+                if not self._open_jobs:
+                    self._wake.notify_all()
+        for transfer in returned:
+            if late is not None:
+                late(transfer)
 
     def _watch(self) -> None:
         while not self._closing.is_set():
-            self.expire_due()
+            try:
+                self.expire_due()
+            except Exception:
+                log.exception("a completion handler failed")
             with self._wake:
                 next_at = self._expiry[0][0] if self._expiry else self.now() + 1.0
                 self._wake.wait(min(max(next_at - self.now(), 0.0), 1.0))
 
     def expire_due(self) -> None:
         """Expire the jobs whose deadlines have passed."""
-        due = []
-        with self._wake:
-            while self._expiry and self._expiry[0][0] <= self.now():
-                due.append(heapq.heappop(self._expiry)[2])
-        for job in due:
+        while (job := self._next_due()) is not None:
             self._expire(job)
+
+    def _next_due(self) -> Job | None:
+        with self._wake:
+            if not self._expiry or self._expiry[0][0] > self.now():
+                return None
+            return heapq.heappop(self._expiry)[2]
 
     def _expire(self, job: Job) -> None:
         """Cancel what is queued; leave what the kernel has, to be reported late."""
-        stuck: list[_Slot] = []
         with job.lock:
             if job.remaining == 0:
                 return
             for transfer in job.transfers:
-                if transfer.status is not Status.PENDING:
-                    continue
-                slot = self._slots[transfer.member]
-                if self._lane_for(slot, transfer).cancel(transfer):
-                    transfer.status = Status.TIMED_OUT
-                    job.remaining -= 1
-                else:
-                    stuck.append(slot)
+                slot = transfer.slot  # not the one in force: that may be another device by now
+                if transfer.status is not Status.PENDING or not isinstance(slot, _Slot):
+                    continue  # settled, or about to be refused
+                lane = self._lane_for(slot, transfer)
+                if not lane.cancel(transfer):
                     transfer.stuck = True
-                    if job.hold and self._lane_for(slot, transfer) is not slot.bounced:
+                    if slot.health.usable:  # the first one says it all
+                        log.error("%s: a transfer is stuck in the kernel", slot.member.name)
+                    slot.health.note_stuck()
+                    if job.hold and lane is not slot.bounced:
                         continue
                     transfer.in_kernel = True
-                    transfer.status = Status.TIMED_OUT
-                    job.remaining -= 1
+                transfer.status = Status.TIMED_OUT
+                job.remaining -= 1
             done = job.remaining == 0
-        for slot in stuck:
-            slot.health.note_stuck()
-            log.error("%s: a transfer passed its deadline in the kernel", slot.member.name)
         if done:
             self._report(job)
 
     def _probe_loop(self, index: int) -> None:
         while not self._closing.wait(self._options.probe_interval_s):
-            self.probe(index)
+            try:
+                self.probe(index)
+            except Exception:
+                log.exception("probe of member %d failed", index)
 
     def probe(self, index: int) -> None:
         """Look whether a member that is not up works again, perhaps under another name."""
+        self._close_idle_retired()
         slot = self._slots[index]
         if self._probe is None or slot.health.usable:
             return
@@ -331,10 +385,24 @@ class LaneEngine:
         elif found is slot.member:
             slot.health.note_probe(works=True)
             log.warning("%s: up again (was %s)", found.name, before)
+        elif self._stuck_at(index) > MAX_STUCK:
+            log.error("%s: %d transfers are stuck; not replaced", found.name, MAX_STUCK)
+            found.close()
         else:
             self._slots[index] = self._equip(index, found)
+            self._retired.append(slot)
             slot.close()
             log.warning("%s: back as %s", slot.member.name, found.name)
+
+    def _stuck_at(self, index: int) -> int:
+        slots = [self._slots[index], *self._retired]
+        return sum(slot.health.stuck for slot in slots if slot.index == index)
+
+    def _close_idle_retired(self) -> None:
+        # only when the kernel has let go: its descriptor must not be reused under a transfer
+        for slot in [slot for slot in self._retired if slot.idle]:
+            self._retired.remove(slot)
+            slot.member.close()
 
     def member(self, index: int) -> Member:
         """Return the member in use at a place of the stripe."""
@@ -352,7 +420,7 @@ class LaneEngine:
                 s.health.state,
                 s.member.io_mode,
                 s.max_io_bytes,
-                s.health.stuck,
+                self._stuck_at(s.index),
                 s.health.errors,
                 s.health.last_error,
             )
@@ -367,10 +435,10 @@ class LaneEngine:
 
     def close(self, deadline_s: float) -> int:
         """Wait for open jobs until the deadline, then stop."""
-        until = self.now() + deadline_s
+        until = time.monotonic() + deadline_s
         with self._wake:
-            while self._open_jobs and self.now() < until:
-                self._wake.wait(min(0.1, max(0.0, until - self.now())))
+            while self._open_jobs and (left_s := until - time.monotonic()) > 0:
+                self._wake.wait(min(0.1, left_s))
             left = [job for _, _, job in self._expiry]
         self._closing.set()
         for job in left:
@@ -378,4 +446,8 @@ class LaneEngine:
         for slot in self._slots:
             slot.close()
         self._lanes.close()
-        return sum(slot.health.stuck for slot in self._slots)
+        return sum(self._stuck_at(slot.index) for slot in self._slots)
+
+
+def _reported(_: Job) -> None:
+    """Stand in for the handler of a job that was reported."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Protocol
+
+_LARGEST_CALL_BYTES = 1024 * 1024  # larger ones are known to fail on some NVMe/TCP targets
+_SMALLEST_CALL_BYTES = 128 * 1024
 
 
 class Member(Protocol):
@@ -51,3 +55,31 @@ class Member(Protocol):
     def close(self) -> None:
         """Close the member and drop its locks. Idempotent."""
         ...
+
+
+def read_whole(member: Member, offset: int, buffer: memoryview) -> None:
+    """Fill a buffer, in calls that the member takes; short ones are resumed.
+
+    For what is read outside the engine: labels, claims, inode tables.
+
+    Raises
+    ------
+    OSError
+        If the member refuses, or moves nothing.
+    """
+    limit, at = _LARGEST_CALL_BYTES, 0
+    while at < len(buffer):
+        with buffer[at : at + limit] as part:
+            try:
+                moved = member.read_into(offset + at, part)
+            except OSError as problem:
+                too_large = problem.errno in (errno.EIO, errno.EINVAL)
+                if not too_large or min(limit, len(part)) <= _SMALLEST_CALL_BYTES:
+                    raise
+                limit //= 2
+                continue
+            if moved < len(part):
+                moved -= moved % member.logical_block_bytes  # resume on an aligned boundary
+        if moved <= 0:
+            raise OSError(errno.ENODATA, f"{member.name} moved nothing at {offset + at}")
+        at += moved

@@ -78,9 +78,9 @@ _CAUSES: tuple[tuple[str, type[CommandError], str, str], ...] = (
         r"failed to write to nvme-fabrics device",
         errors.RefusedByTargetError,
         "the target answered but refused: it has no such subsystem there, or this host NQN is not "
-        "allowed to use it",
-        "nvme discover lists what the target offers this host; allow the host NQN on the array; "
-        "the kernel log (dmesg) has the target's status",
+        "allowed to use it, or it wants another secret (the kernel calls all of these EIO)",
+        "the kernel log (dmesg) has the target's status; nvme discover lists what the target "
+        "offers this host; compare host NQN and secret with what the array has for this host",
     ),
 )
 

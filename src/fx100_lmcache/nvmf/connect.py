@@ -137,10 +137,11 @@ async def connect_subsystem(
             if not present_at(wanted, step.address, await sysfs.snapshot()):
                 report.failures.append((step.address, error))
         except NvmeError as error:
-            logger.warning("connect %s: %s", wanted.subsystem_nqn, error)
             report.failures.append((step.address, error))
     if report.failures and len(report.failures) == len(addresses):
         raise report.failures[0][1]
+    for address, failure in report.failures:
+        logger.warning("connect %s: no path to %s: %s", wanted.subsystem_nqn, address, failure)
     left = await _settled(wanted, addresses, host, sysfs)
     report.notes = list(left.notes)
     await _tune(left, sysfs, report)

@@ -130,9 +130,15 @@ async def _communicate(
             process.stdin.write(stdin or b"")
             await process.stdin.drain()
         process.stdin.close()
-    stdout, stderr, _ = await asyncio.gather(
-        _read(process.stdout, command), _read(process.stderr, command), process.wait()
-    )
+    streams = (process.stdout, process.stderr)
+    readers = [asyncio.create_task(_read(stream, command)) for stream in streams]
+    try:
+        stdout, stderr = await asyncio.gather(*readers)
+        await process.wait()
+    finally:
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
     return stdout, stderr
 
 
@@ -157,7 +163,7 @@ async def _end(process: asyncio.subprocess.Process, command: str) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     try:
         async with asyncio.timeout(REAP_S):
-            await process.wait()
+            await process.communicate()  # to the end, so that its pipes are closed
     except TimeoutError:
         logger.warning("%s: process %d sleeps in the kernel, left behind", command, process.pid)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -86,10 +87,15 @@ class Sysfs:
         """
         path = self.root / "class" / "nvme" / controller / setting
         try:
-            async with aiofiles.open(path, "r+") as file:
+            async with aiofiles.open(path, "w", opener=_open_existing) as file:
                 await file.write(f"{value}\n")
         except OSError as error:
             raise SettingError(_setting_message(path, value, error)) from error
+
+
+def _open_existing(path: str, flags: int) -> int:
+    # With O_CREAT a missing file of sysfs is a matter of permission, which misleads.
+    return os.open(path, flags & ~os.O_CREAT)
 
 
 def _setting_message(path: Path, value: int, error: OSError) -> str:

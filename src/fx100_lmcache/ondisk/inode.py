@@ -226,19 +226,31 @@ def _sums_match(
 def _pieces(words: U64, at: npt.NDArray[np.int64], heads: npt.NDArray[np.void]) -> tuple[U64, U64]:
     widest = int(heads["pieces"].max()) if len(heads) else 0
     first = HEAD_BYTES // 8
-    pieces = words[at, first : first + 2 * widest].reshape(len(at), widest, 2)
     outside = np.arange(widest) >= heads["pieces"][:, None]
-    pieces[outside] = 0
-    return pieces[..., 0], pieces[..., 1]
+    locations = words[at, first : first + 2 * widest : 2]
+    checksums = words[at, first + 1 : first + 2 * widest : 2]
+    locations[outside] = 0
+    checksums[outside] = 0
+    return locations, checksums
 
 
 def _metas(
     data: memoryview, at: npt.NDArray[np.int64], heads: npt.NDArray[np.void], inode_bytes: int
 ) -> tuple[npt.NDArray[np.int64], list[bytes]]:
-    ids: dict[bytes, int] = {}
-    ends = (at * inode_bytes + heads["used"]).tolist()
-    meta_ids = [
+    """Find the distinct metadata of these inodes, of which one is by far the most common."""
+    meta_ids = np.zeros(len(at), np.int64)
+    if not len(at):
+        return meta_ids, []
+    middle = len(at) // 2
+    end, size = int(heads["used"][middle]), int(heads["meta"][middle])
+    table = np.frombuffer(data, np.uint8).reshape(-1, inode_bytes)
+    common = table[at[middle], end - size : end]
+    other = (heads["used"] != end) | (heads["meta"] != size)
+    other[~other] = (table[at[~other], end - size : end] != common).any(axis=1)
+    ids = {common.tobytes(): 0}
+    ends = (at * inode_bytes + heads["used"])[other].tolist()
+    meta_ids[other] = [
         ids.setdefault(bytes(data[end - size : end]), len(ids))
-        for end, size in zip(ends, heads["meta"].tolist(), strict=True)
+        for end, size in zip(ends, heads["meta"][other].tolist(), strict=True)
     ]
-    return np.array(meta_ids, np.int64), list(ids)
+    return meta_ids, list(ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fx100_lmcache.catalog import Entry
 from fx100_lmcache.engine.base import IoBuffer, Job, Status, Transfer
@@ -28,19 +28,34 @@ class LoadItem:
         Where it goes. Its contents are undefined unless the load succeeds.
     accept : callable
         Given what the entry says of itself and its length, whether it fits the destination.
+    on_released : callable or None
+        Called after a result that is ``in_kernel``, when the kernel has let go of the buffer.
     """
 
     digest: bytes
     buffer: IoBuffer
     accept: Accept
+    on_released: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """Fate of one load: its length in bytes, or 0 and the reason for the miss."""
+    """Fate of one load.
+
+    Attributes
+    ----------
+    length : int
+        Of the object, in bytes; 0 for a miss.
+    reason : str
+        Why it is a miss.
+    in_kernel : bool
+        The deadline passed and the kernel may still write to the buffer: it must not be reused
+        before the item's ``on_released`` was called. Only for loads without ``hold``.
+    """
 
     length: int
     reason: str = ""
+    in_kernel: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -134,14 +149,20 @@ class Loader:
         def done(job: Job) -> None:
             stuck[0] = sum(t.in_kernel for t in job.transfers)
             result = self._outcome(job, entry)
-            if not stuck[0]:
+            if stuck[0]:
+                result = replace(result, in_kernel=True)
+            else:
                 self._let_go(entry.row)
             self._collect(batch, number, result)
 
         def late(_: Transfer) -> None:
-            stuck[0] -= 1
-            if stuck[0] == 0:
+            with core.lock:
+                stuck[0] -= 1
+                free = stuck[0] == 0
+            if free:
                 self._let_go(entry.row)
+                if item.on_released is not None:
+                    item.on_released()
 
         return Job(False, transfers, deadline, done, late, hold)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import time
 from collections.abc import Callable
 
-from fx100_lmcache.aligned import address_of
-from fx100_lmcache.claim import ShardClaim, newest_claim, write_claim
-from fx100_lmcache.engine.base import IoBuffer, Job, Transfer
+from fx100_lmcache.aligned import zero_buffer
+from fx100_lmcache.claim import ShardClaim, newest_claim, read_claims, write_claim
+from fx100_lmcache.engine.base import Job, Transfer
 from fx100_lmcache.geometry import CLAIM_BYTES
+from fx100_lmcache.members.base import Member
 from fx100_lmcache.store.core import Core
 
 log = logging.getLogger(__name__)
@@ -31,9 +31,7 @@ class Ownership:
         self._looked_at = _boot_s()
         self._waiting: list[Callable[[bool], None]] = []
         self.lost = False
-        size = 2 * CLAIM_BYTES * core.geometry.shards
-        self._pages = mmap.mmap(-1, size)
-        self._buffer = IoBuffer(memoryview(self._pages), size, address_of(self._pages))
+        self._buffer = zero_buffer(2 * CLAIM_BYTES * core.geometry.shards)
 
     def when_checked(self, go: Callable[[bool], None]) -> None:
         """Call ``go(ours)``: at once if the last look is recent, else after a new one."""
@@ -56,7 +54,7 @@ class Ownership:
         offset = core.geometry.claim_offset(0, 0)
         transfer = Transfer(member, offset, self._buffer, 0, self._buffer.length)
         deadline = core.engine.now() + core.options.load_s
-        core.engine.submit([Job(False, [transfer], deadline, self._looked, hold=True)])
+        core.engine.submit([Job(False, [transfer], deadline, self._looked)])
 
     def _looked(self, job: Job) -> None:
         core = self._core
@@ -66,7 +64,9 @@ class Ownership:
                 self.lost = self.lost or not all(map(self._still_ours, self._claims))
                 if self.lost:
                     log.error("our claim was taken over; nothing more is stored")
-            # unreadable: the puts will fail by themselves, the claim is not known to be lost
+            # unreadable: these puts are dropped, but the claim is not known to be lost
+            if any(t.in_kernel for t in job.transfers):
+                self._buffer = zero_buffer(self._buffer.length)  # the kernel has the old one
             waiting, self._waiting = self._waiting, []
         for go in waiting:
             go(not self.lost and job.ok)
@@ -77,6 +77,29 @@ class Ownership:
         blocks = [bytes(view[:CLAIM_BYTES]), bytes(view[CLAIM_BYTES:])]
         seen = newest_claim(blocks, self._core.volume, shard)
         return seen is not None and seen.epoch == self._claims[shard].block.epoch
+
+    def adopt(self, member: Member) -> bool:
+        """Claim a member that has come back under another name; False if it is not ours any more.
+
+        It may have missed a clear meanwhile, so our claim is written again. May block.
+
+        Raises
+        ------
+        OSError
+            If it cannot be read or written.
+        """
+        core = self._core
+        for shard, claim in self._claims.items():
+            if not member.try_lock(core.geometry.claim_offset(shard, 0), 2 * CLAIM_BYTES):
+                log.error("%s: shard %d is in use by another process", member.name, shard)
+                return False
+            seen = newest_claim(read_claims([member], core.geometry, shard), core.volume, shard)
+            if seen is not None and seen.epoch > claim.block.epoch:
+                log.error("%s: shard %d was taken over by %s", member.name, shard, seen.holder)
+                self.lost = True
+                return False
+            write_claim(member, core.geometry, core.volume, claim.block)
+        return True
 
     def give_back(self) -> None:
         """Flush, and say on the members that nobody holds the shards any more. May block."""

@@ -128,13 +128,16 @@ class Putter:
     def _answer_at_once(self, item: PutItem, tell: Callable[[PutResult], None]) -> PutResult | None:
         """Settle what needs no writing; None if the object must be written."""
         core = self._core
+        length = item.buffer.length
         if (pending := self._pending.get(item.digest)) is not None:
+            if (pending.item.meta, pending.item.buffer.length) != (item.meta, length):
+                return self._drop("conflict")  # same name, other layout: one at a time
             pending.tell.append(tell)  # the same fate as the put in flight
             return PutResult(False, reason="joined")
-        length = item.buffer.length
         if core.closing:
             return self._drop("closing")
-        if length <= 0 or self._max_pieces(item) < 1:
+        blocks = core.geometry.blocks_for(length)
+        if not 0 < length < 1 << 32 or not core.space.could_hold(blocks, self._max_pieces(item)):
             return self._drop("impossible")
         if core.write_bytes + length > core.options.max_write_bytes:
             return self._drop("backlog")
@@ -171,8 +174,10 @@ class Putter:
         extent = core.space.allocate(blocks, down, pieces)
         if extent is None and not put.tried:
             put.tried = True
-            # in whole frames, so that long runs come free too
-            self._eraser.evict(max(blocks, core.geometry.frame_blocks * 2) - core.erasing_blocks)
+            # in whole frames, so that long runs come free too; those who wait count on theirs
+            claimed = sum(core.geometry.blocks_for(p.item.buffer.length) for p in self._waiting)
+            wanted = claimed + max(blocks, core.geometry.frame_blocks * 2)
+            self._eraser.evict(wanted - core.erasing_blocks)
             extent = core.space.allocate(blocks, down, pieces)
         if extent is None:
             self._wait(put, "full")
@@ -214,6 +219,12 @@ class Putter:
                     jobs.append(job)
         if jobs:
             core.engine.submit(jobs)
+
+    def abandon_waiting(self) -> None:
+        """Drop the puts that wait for space."""
+        with self._core.lock:
+            while self._waiting:
+                self._finish(self._waiting.popleft(), self._drop("closing"))
 
     def _data_job(self, put: _Put, extent: Extent) -> Job:
         core = self._core

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from fx100_lmcache.claim import ShardClaim, take_claim
 from fx100_lmcache.engine.base import Engine
 from fx100_lmcache.identity import ChunkMeta
+from fx100_lmcache.members.base import Member
 from fx100_lmcache.recovery import Recovered, recover
 from fx100_lmcache.store.clear import Clearer
 from fx100_lmcache.store.core import Core, Evicted, SpaceReport, StoreOptions
@@ -126,6 +127,7 @@ class Store:
             locations=found.locations,
             checksums=found.checksums,
             counts=found.counts,
+            age=found.age,
         )
 
     def put(
@@ -161,6 +163,7 @@ class Store:
         digests: Sequence[bytes],
         *,
         pin: bool = False,
+        prefix: bool = False,
         accept: Callable[[ChunkMeta], bool] | None = None,
     ) -> npt.NDArray[np.bool_]:
         """Say which objects could be loaded now, from memory alone.
@@ -169,6 +172,8 @@ class Store:
         ----------
         pin : bool
             Take one pin on each object found; pinned objects are not evicted.
+        prefix : bool
+            What comes after the first miss is a miss too, and is neither pinned nor touched.
         accept : callable or None
             Whether an entry that describes itself so would do. Asked once for each distinct
             description.
@@ -188,12 +193,16 @@ class Store:
             if accept is not None and len(found):
                 good &= self._accepted(found, accept)
             hits[hits] = good
-            found = found[good]
+            if prefix:
+                hits = np.logical_and.accumulate(hits)
+                found = rows[hits]
+            else:
+                found = found[good]
             if len(found):
                 core.catalog.touch(found)
                 if pin:
                     until = core.engine.now() + self.options.pin_ttl_s
-                    core.catalog.pin(found, int(until) + 1)
+                    core.catalog.pin(found, core.engine.now(), int(until) + 1)
             core.counts["lookup_hits"] += len(found)
             core.counts["lookup_misses"] += len(digests) - len(found)
         return hits
@@ -210,6 +219,19 @@ class Store:
                 good[numbers == number] = False
         return good
 
+    def describe(self, digests: Sequence[bytes]) -> list[tuple[int, int] | None]:
+        """Return ``(length, meta number)`` of each object, None for those that are not there."""
+        core = self._core
+        if not digests:
+            return []
+        with core.lock:
+            rows = core.catalog.find(digests)
+            there = rows[rows >= 0]
+            lengths = core.catalog.lengths(there).tolist()
+            numbers = core.catalog.meta_numbers(there).tolist()
+        told = iter(zip(lengths, numbers, strict=True))
+        return [next(told) if row >= 0 else None for row in rows.tolist()]
+
     def unpin(self, digests: Sequence[bytes]) -> int:
         """Give back one pin for each digest; return how many were held."""
         core = self._core
@@ -217,15 +239,26 @@ class Store:
             return 0
         with core.lock:
             rows = core.catalog.find(digests)
-            given = sum(core.catalog.unpin(row) for row in rows.tolist() if row >= 0)
+            given = core.catalog.unpin(rows[rows >= 0])
             core.counts["unpins_of_nothing"] += len(digests) - given
         return given
 
-    def remove(self, digests: Sequence[bytes], *, force: bool = False) -> list[tuple[bytes, int]]:
+    def remove(
+        self,
+        digests: Sequence[bytes],
+        *,
+        force: bool = False,
+        tell: Callable[[list[tuple[bytes, int]]], None] | None = None,
+    ) -> list[tuple[bytes, int]]:
         """Remove objects; return digest and length of those removed.
 
         Pinned objects stay, unless forced. An object that is being read goes at once from the
         catalog, and its space is reused after the last reader.
+
+        Parameters
+        ----------
+        tell : callable or None
+            Given the same list while the lock is held, so before anything else can happen.
         """
         core = self._core
         removed: list[tuple[bytes, int]] = []
@@ -239,11 +272,23 @@ class Store:
                 self._eraser.drop(row)
                 removed.append((entry.digest, entry.length))
             core.counts["removes"] += len(removed)
+            if tell is not None and removed:
+                tell(removed)
         return removed
 
     def clear(self) -> int:
         """Forget everything, pinned or not; return how many entries there were."""
         return self._clearer.clear()
+
+    def adopt_member(self, member: Member) -> bool:
+        """Claim our shards on a member that has come back under another name. May block.
+
+        Raises
+        ------
+        OSError
+            If it cannot be read or written.
+        """
+        return self._ownership.adopt(member)
 
     def on_evicted(self, tell: Evicted) -> None:
         """Have ``tell`` called with ``(digest, length, meta number)`` of what was evicted."""
@@ -263,15 +308,26 @@ class Store:
             return [(e.row, e.digest, e.length, e.meta) for e in map(core.catalog.entry, rows)]
 
     def oldest_first(self, batch: int = 4096) -> Iterator[list[tuple[bytes, int, int]]]:
-        """Yield ``(digest, length, meta number)`` of all entries, least recently used first."""
+        """Yield ``(digest, length, meta number)`` of all entries, least recently used first.
+
+        Their order is that of now; those that are gone when their batch is made are left out.
+        """
+        with self._core.lock:
+            rows = self._core.catalog.rows_by_age()
+        return self._in_batches(rows, batch)
+
+    def _in_batches(self, rows: list[int], batch: int) -> Iterator[list[tuple[bytes, int, int]]]:
         core = self._core
-        with core.lock:
-            rows = core.catalog.rows_by_age()
         for at in range(0, len(rows), batch):
             with core.lock:
                 live = [row for row in rows[at : at + batch] if core.catalog.is_live(row)]
                 told = [(e.digest, e.length, e.meta) for e in map(core.catalog.entry, live)]
             yield told
+
+    def bytes_by_meta(self) -> dict[int, int]:
+        """Logical bytes of the entries by meta number."""
+        with self._core.lock:
+            return self._core.catalog.bytes_by_meta()
 
     def __len__(self) -> int:
         return len(self._core.catalog)
@@ -361,6 +417,7 @@ class Store:
             if core.closing:
                 return 0
             core.closing = True
+        self._putter.abandon_waiting()
         # on a thread of its own: a device that hangs must not keep the caller
         gone = threading.Thread(target=self._ownership.give_back, daemon=True)
         until = time.monotonic() + deadline_s

@@ -44,6 +44,11 @@ class InlineLane:
         """Refuse: whatever was submitted has been started."""
         return False
 
+    @property
+    def idle(self) -> bool:
+        """Whether the simulated kernel keeps nothing."""
+        return not self.stalled
+
     def close(self) -> None:
         """Nothing runs."""
 

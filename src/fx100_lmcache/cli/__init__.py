@@ -1,0 +1,56 @@
+"""The command line: ``fx100 COMMAND CONFIG``."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+import typer
+
+from fx100_lmcache import __version__
+from fx100_lmcache.cli.adapter import l2_adapter_command
+from fx100_lmcache.cli.format import format_command
+from fx100_lmcache.cli.status import status_command
+from fx100_lmcache.cli.take_over import take_over_command
+from fx100_lmcache.cli.verify import verify_command
+
+app = typer.Typer(
+    name="fx100",
+    help="KV-cache storage for LMCache on NVMe-over-Fabrics arrays.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command("format")(format_command)
+app.command("status")(status_command)
+app.command("verify")(verify_command)
+app.command("l2-adapter")(l2_adapter_command)
+app.command("take-over")(take_over_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fx100 {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """KV-cache storage for LMCache on NVMe-over-Fabrics arrays.
+
+    Exit codes: 0 all is well, 1 refused, failed or not healthy, 2 wrong usage, 130 interrupted.
+    """
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

@@ -1,0 +1,46 @@
+"""``fx100 l2-adapter``: what `lmcache server` needs to know."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from fx100_lmcache.cli.console import ConfigPath, explained
+from fx100_lmcache.config import Config, load
+from fx100_lmcache.mount import open_volume
+
+
+def adapter_spec(config: Config, path: Path) -> dict[str, Any]:
+    """Return the value of ``lmcache server --l2-adapter``.
+
+    Parameters
+    ----------
+    path : Path
+        Where the configuration lies; the adapter reads it again.
+    """
+    return {
+        "type": "plugin",
+        "module_path": "fx100_lmcache.lmcache.l2_adapter",
+        "class_name": "FX100L2Adapter",
+        "adapter_params": {"config": str(path.absolute())},
+        "eviction": {
+            "eviction_policy": "LRU",
+            "trigger_watermark": config.space.trigger_watermark,
+            "eviction_ratio": config.space.eviction_ratio,
+        },
+    }
+
+
+@explained
+def l2_adapter_command(config: ConfigPath) -> None:
+    """Print the JSON for `lmcache server --l2-adapter`.
+
+    One line, and nothing else on stdout. The configuration is checked first, and that the volume
+    can be assembled: LMCache itself would only log why an adapter did not start.
+    """
+    settings = load(config)
+    for member in open_volume(settings, read_only=True).members:
+        member.close()
+    sys.stdout.write(json.dumps(adapter_spec(settings, config)) + "\n")

@@ -1,0 +1,137 @@
+"""``fx100 format``: show the plan, ask, write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fx100_lmcache.cli.console import (
+    EXIT_FAILED,
+    ConfigPath,
+    JsonFlag,
+    agreed,
+    explained,
+    human,
+    print_json,
+    progress_bar,
+    size_text,
+)
+from fx100_lmcache.config import load
+from fx100_lmcache.errors import VolumeError
+from fx100_lmcache.geometry import Geometry
+from fx100_lmcache.mount import FormatPlan, format_members, plan_format
+from fx100_lmcache.volume import Volume, refuse_foreign
+
+
+@explained
+def format_command(
+    config: ConfigPath,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite members that hold something else.")
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Make a new, empty volume on the members; what they hold is lost.
+
+    Files with a `size` are created. Nothing is written before every member was looked at: one
+    that holds foreign data or is in use is refused.
+
+    [bold]JSON fields:[/] volume (UUID); members: path, size_bytes, logical_block_bytes, created,
+    destroyed (what it held, or null); shards, block_bytes, frame_bytes, inode_bytes, inode_slots,
+    capacity_bytes.
+    """
+    settings = load(config)
+    console = human(as_json)
+    try:
+        plan = plan_format(settings)
+        if not as_json or not yes:
+            _show_plan(console, plan)
+        if not force:
+            for (name, _, _), contents in zip(plan.members, plan.contents, strict=True):
+                refuse_foreign(name, contents)
+        if not yes:
+            _ask(plan)
+        with progress_bar() as progress:
+            total = sum(size for _, size in plan.create)
+            task = progress.add_task("writing zeros", total=total, visible=bool(total))
+            volume = format_members(
+                settings,
+                plan,
+                force=force,
+                progress=lambda count: progress.advance(task, count),
+            )
+    except OSError as problem:
+        raise VolumeError(f"a member cannot be read or written: {problem}") from problem
+    for member in volume.members:
+        member.close()
+    if as_json:
+        print_json(_result(plan, volume))
+    else:
+        console.print(f"[green]formatted[/] volume {volume.label.volume}")
+        console.print(f"next: fx100 status {config}", markup=False)
+
+
+def _ask(plan: FormatPlan) -> None:
+    lost = any(contents.kind != "nothing" for contents in plan.contents)
+    if not agreed("Destroy what the members hold, and format?" if lost else "Format?"):
+        human(as_json=True).print("Nothing was written. To go ahead, answer y or give --yes.")
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _show_plan(console: Console, plan: FormatPlan) -> None:
+    table = Table("member", "size", "logical block", "what happens", title="Plan", expand=False)
+    new = {str(path) for path, _ in plan.create}
+    for (name, size, block), contents in zip(plan.members, plan.contents, strict=True):
+        fate = "file is created and zeroed" if name in new else "empty"
+        if contents.kind != "nothing":
+            fate = f"[bold red]destroyed:[/] {escape(contents.what)}"
+        block_text = "-" if name in new else f"{block} B"
+        table.add_row(escape(name), size_text(size), block_text, fate)
+    console.print(table)
+    for name, value in _sizes(plan.geometry).items():
+        console.print(f"  {name:<16} {value}", markup=False)
+
+
+def _sizes(geometry: Geometry) -> dict[str, str]:
+    numbers = _numbers(geometry)
+    return {
+        "shards": str(numbers["shards"]),
+        "block": size_text(numbers["block_bytes"]),
+        "frame": f"{size_text(numbers['frame_bytes'])} ({geometry.frame_blocks} blocks)",
+        "inode": size_text(numbers["inode_bytes"]),
+        "inode slots": f"{numbers['inode_slots']:,} (the most objects there can be)",
+        "capacity": f"{size_text(numbers['capacity_bytes'])} for data",
+    }
+
+
+def _numbers(geometry: Geometry) -> dict[str, int]:
+    blocks = geometry.total_blocks(range(geometry.shards))
+    return {
+        "shards": geometry.shards,
+        "block_bytes": geometry.block_bytes,
+        "frame_bytes": geometry.frame_bytes,
+        "inode_bytes": geometry.inode_bytes,
+        "inode_slots": geometry.rows,
+        "capacity_bytes": blocks * geometry.block_bytes,
+    }
+
+
+def _result(plan: FormatPlan, volume: Volume) -> dict[str, Any]:
+    new = {path for path, _ in plan.create}
+    members = [
+        {
+            "path": member.name,
+            "size_bytes": member.size_bytes,
+            "logical_block_bytes": member.logical_block_bytes,
+            "created": Path(member.name) in new,
+            "destroyed": contents.what or None,
+        }
+        for member, contents in zip(volume.members, plan.contents, strict=True)
+    ]
+    return {"volume": str(volume.label.volume), "members": members, **_numbers(volume.geometry)}

@@ -1,0 +1,246 @@
+"""Look at a volume without owning it: labels, claims, inode tables. Read-only."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fx100_lmcache.access import hold_label, member_path
+from fx100_lmcache.claim import holder_text, newest_claim, read_claims, same_host
+from fx100_lmcache.cli.problems import Problem, damaged_label, problem_of, shape_warnings
+from fx100_lmcache.config import Config, load
+from fx100_lmcache.config.model import MemberConfig
+from fx100_lmcache.errors import FX100Error, MissingMemberError, RecordError
+from fx100_lmcache.geometry import CLAIM_BYTES, LABEL_BYTES, Geometry
+from fx100_lmcache.members.device import DeviceMember, open_member
+from fx100_lmcache.ondisk.label import Label, unpack_label
+from fx100_lmcache.recovery import Recovered, recover
+from fx100_lmcache.volume import Volume, assemble, read_at, read_label
+
+
+@dataclass(slots=True)
+class MemberReport:
+    """One member as it was found.
+
+    Attributes
+    ----------
+    path : str or None
+        Device node or file; None if the namespace was not found.
+    identity : dict
+        The names that the configuration gives a namespace; empty for a path.
+    index : int or None
+        Place in the stripe order, by its label.
+    label : str
+        ``good``, ``damaged copy``, or ``unreadable``.
+    io_mode : str or None
+        ``direct`` (proven by a read) or ``buffered``; None if it could not be opened.
+    formatted_bytes : int or None
+        Its size when it was formatted.
+    """
+
+    path: str | None
+    identity: dict[str, Any]
+    index: int | None = None
+    label: str = "unreadable"
+    io_mode: str | None = None
+    logical_block_bytes: int | None = None
+    size_bytes: int | None = None
+    formatted_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class ShardReport:
+    """Who owns a shard.
+
+    Attributes
+    ----------
+    state : str
+        ``in use`` (a live process holds the kernel lock), ``free``, ``left behind`` (the owner
+        died; the next to open takes it) or ``claimed by another host``.
+    holder : str
+        The owner's own words; empty when free.
+    """
+
+    shard: int
+    state: str
+    holder: str
+    generation: int
+    epoch: int
+
+
+@dataclass(slots=True)
+class Usage:
+    """What the inode tables say. Bytes are of whole blocks, but ``live_bytes`` of data."""
+
+    entries: int
+    live_bytes: int
+    used_bytes: int
+    free_bytes: int
+    capacity_bytes: int
+    inode_slots: int
+    torn_inodes: int
+
+
+@dataclass(slots=True)
+class Report:
+    """Everything about a volume that can be seen from outside."""
+
+    config: str
+    volume: str | None = None
+    formatted_unix_s: int | None = None
+    members: list[MemberReport] = field(default_factory=list)
+    shards: list[ShardReport] = field(default_factory=list)
+    usage: Usage | None = None
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the volume would open and work."""
+        return not self.problems
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {"healthy": self.healthy, **dataclasses.asdict(self)}
+
+
+def inspect(path: Path) -> Report:
+    """Look at the volume of a configuration file; never raises for what is wrong with it."""
+    report = Report(str(path))
+    try:
+        config = load(path)
+    except FX100Error as error:
+        report.problems.append(problem_of(error, path))
+        return report
+    with contextlib.ExitStack() as opened:
+        found = []
+        for wanted in config.volume.members:
+            member = _look_at_member(config, wanted, report, opened)
+            if member is not None:
+                found.append(member)
+        _look_at_volume(report, config, found)
+    return report
+
+
+def _look_at_member(
+    config: Config, wanted: MemberConfig, report: Report, opened: contextlib.ExitStack
+) -> DeviceMember | None:
+    """Open one member and read its label; None if either fails."""
+    identity = wanted.nvme.model_dump(mode="json", exclude_none=True) if wanted.nvme else {}
+    about = MemberReport(None, identity)
+    report.members.append(about)
+    try:
+        path = member_path(wanted)
+        about.path = str(path)
+        member = open_member(path, direct=config.io.direct, read_only=True)
+        opened.callback(member.close)
+    except FX100Error as error:
+        report.problems.append(problem_of(error, Path(report.config), about.path))
+        return None
+    about.io_mode, about.size_bytes = member.io_mode, member.size_bytes
+    about.logical_block_bytes = member.logical_block_bytes
+    if not os.access(path, os.W_OK):
+        report.problems.append(_not_writable(member))
+    try:
+        hold_label(member)
+        label, damaged = read_label(member)
+    except (FX100Error, OSError) as error:
+        report.problems.append(problem_of(error, Path(report.config), about.path))
+        return None
+    _note_label(report, about, member, label, damaged)
+    wanted_bytes = label.geometry.members[label.index].size_bytes
+    report.warnings += shape_warnings(member, wanted_bytes, config.io.direct, Path(report.config))
+    return member
+
+
+def _note_label(
+    report: Report, about: MemberReport, member: DeviceMember, label: Label, damaged: bool
+) -> None:
+    about.index = label.index
+    about.label = "damaged copy" if damaged else "good"
+    about.formatted_bytes = label.geometry.members[label.index].size_bytes
+    if damaged:
+        try:
+            unpack_label(read_at(member, 0, LABEL_BYTES))
+            front_is_good = True
+        except RecordError:
+            front_is_good = False
+        report.problems.append(damaged_label(member, about.formatted_bytes, front_is_good))
+
+
+def _not_writable(member: DeviceMember) -> Problem:
+    return Problem(
+        f"{member.name} cannot be written by this user (uid {os.geteuid()})",
+        "a server of this user could not open the volume",
+        f"ls -lL {member.name}; run as its owner, or join its group",
+        member.name,
+    )
+
+
+def _look_at_volume(report: Report, config: Config, members: list[DeviceMember]) -> None:
+    if not members:
+        return
+    whole: Volume | None = None
+    try:
+        whole = assemble(members)
+    except MissingMemberError as error:
+        if len(members) == len(config.volume.members):  # else the reason is reported already
+            report.problems.append(problem_of(error, Path(report.config)))
+    except (FX100Error, OSError) as error:
+        report.problems.append(problem_of(error, Path(report.config)))
+        return
+    try:
+        label, _ = read_label(members[0])
+        report.volume = str(label.volume)
+        report.formatted_unix_s = label.created_unix_s
+        geometry, volume = label.geometry, label.volume.bytes
+        report.shards = [
+            _look_at_shard(members, geometry, volume, s) for s in range(geometry.shards)
+        ]
+        if whole is not None:
+            found = recover(whole.members, geometry, volume, generations_of(report.shards))
+            report.usage = _usage(found, geometry)
+    except (FX100Error, OSError) as error:
+        report.problems.append(problem_of(error, Path(report.config)))
+
+
+def _look_at_shard(
+    members: list[DeviceMember], geometry: Geometry, volume: bytes, shard: int
+) -> ShardReport:
+    claim = newest_claim(read_claims(members, geometry, shard), volume, shard)
+    start = geometry.claim_offset(shard, 0)
+    holder = claim.holder if claim else ""
+    if any(member.is_locked(start, 2 * CLAIM_BYTES) for member in members):
+        state = "in use"
+    elif not holder:
+        state = "free"
+    elif same_host(holder, holder_text(time.time())):
+        state = "left behind"
+    else:
+        state = "claimed by another host"
+    generation, epoch = (claim.generation, claim.epoch) if claim else (1, 0)
+    return ShardReport(shard, state, holder, generation, epoch)
+
+
+def generations_of(shards: list[ShardReport]) -> dict[int, int]:
+    """Return the generation in force of each shard, as recovery wants it."""
+    return {shard.shard: shard.generation for shard in shards}
+
+
+def _usage(found: Recovered, geometry: Geometry) -> Usage:
+    capacity = geometry.total_blocks(range(geometry.shards)) * geometry.block_bytes
+    used = int(found.blocks.sum()) * geometry.block_bytes
+    return Usage(
+        entries=len(found),
+        live_bytes=int(found.length.sum()),
+        used_bytes=used,
+        free_bytes=capacity - used,
+        capacity_bytes=capacity,
+        inode_slots=geometry.rows,
+        torn_inodes=found.torn,
+    )

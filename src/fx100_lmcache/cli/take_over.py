@@ -1,0 +1,33 @@
+"""``fx100 take-over``: an operator's word that the owner on another host is gone."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fx100_lmcache.cli.console import EXIT_FAILED, ConfigPath, agreed, explained, human
+from fx100_lmcache.cli.inspect import inspect
+from fx100_lmcache.config import load
+from fx100_lmcache.mount import mount
+
+
+@explained
+def take_over_command(
+    config: ConfigPath,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Free the claims of a host that is gone, so that this one may open the volume.
+
+    Needed only when that host died without giving its claims back. If it lives after all, it
+    notices within a second and stops storing; entries may be lost, wrong bytes are never served.
+    A process of this host cannot be replaced so: stop it.
+    """
+    settings = load(config)
+    console = human()
+    for shard in inspect(config).shards:
+        console.print(f"shard {shard.shard}: {shard.state} {shard.holder}".rstrip(), markup=False)
+    if not yes and not agreed("Is that host really gone?"):
+        raise typer.Exit(EXIT_FAILED)
+    mount(settings, take_over=True).close()
+    console.print("The claims are free. Start the server now.")

@@ -1,0 +1,68 @@
+"""The embedded volume of the demo: four preallocated files in its directory."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from fx100_lmcache.demo.commands import CHUNK_TOKENS
+from fx100_lmcache.demo.model import KV_BYTES_PER_TOKEN
+
+MEMBERS = 4
+MEMBER_SIZE = "128MiB"
+COMMAND_TIMEOUT_S = 120.0
+
+
+def write_config(directory: Path, model: str) -> Path:
+    """Write the store's YAML and return its path.
+
+    Parameters
+    ----------
+    directory : Path
+        Absolute; the members go into its ``volume`` folder, which is made.
+    model : str
+        Name of the model as vLLM knows it.
+    """
+    volume = directory / "volume"
+    volume.mkdir(parents=True, exist_ok=True)
+    members = [
+        {"path": str(volume / f"member-{number}"), "size": MEMBER_SIZE} for number in range(MEMBERS)
+    ]
+    config = {
+        "volume": {"members": members, "object": CHUNK_TOKENS * KV_BYTES_PER_TOKEN},
+        "identity": {"namespaces": {model: "demo"}},
+    }
+    path = directory / "fx100.yaml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    return path
+
+
+def format_volume(config: Path) -> None:
+    """Run ``fx100 format``."""
+    _fx100("format", str(config), "--yes")
+
+
+def adapter_json(config: Path) -> str:
+    """Run ``fx100 l2-adapter`` and return what it prints: the value of ``--l2-adapter``."""
+    return _fx100("l2-adapter", str(config)).strip()
+
+
+def _fx100(*arguments: str) -> str:
+    """Run the `fx100` command of this environment and return its standard output.
+
+    Raises
+    ------
+    RuntimeError
+        When it fails; with all that it said.
+    """
+    command = [str(Path(sys.executable).with_name("fx100")), *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(
+            f"`fx100 {' '.join(arguments)}` ended with code {done.returncode}:\n"
+            f"{done.stdout}{done.stderr}"
+        )
+    return done.stdout

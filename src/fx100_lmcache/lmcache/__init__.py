@@ -1,0 +1,1 @@
+"""The faces that LMCache loads. Each translates LMCache's rules into calls of the store."""

@@ -1,0 +1,72 @@
+"""What the adapter has in hand, and what it hears about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lmcache.v1.distributed.api import ObjectKey
+from lmcache.v1.memory_management import MemoryObj
+
+from fx100_lmcache.store import LoadResult, PutResult
+
+
+@dataclass(slots=True, eq=False)
+class StoreTask:
+    """A store task: all of it succeeds or it failed."""
+
+    number: int
+    keys: list[ObjectKey]
+    objects: list[MemoryObj]  # LMCache's until the result is out
+    left: int
+    written: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True, eq=False)
+class LoadTask:
+    """A load task.
+
+    Attributes
+    ----------
+    places : list of int
+        Which of the keys were asked of the store; the others have no usable buffer.
+    """
+
+    number: int
+    keys: list[ObjectKey]
+    objects: list[MemoryObj]
+    places: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class PutDone:
+    """The store is done with one object of a task."""
+
+    task: StoreTask
+    place: int
+    result: PutResult
+
+
+@dataclass(slots=True)
+class LoadDone:
+    """The kernel is done with all buffers of a task."""
+
+    task: LoadTask
+    results: list[LoadResult]
+
+
+@dataclass(slots=True)
+class Deleted:
+    """LMCache deleted these keys."""
+
+    keys: list[ObjectKey]
+    sizes: list[int]
+
+
+@dataclass(slots=True)
+class Evicted:
+    """The store dropped these ``(digest, length, meta number)`` by itself."""
+
+    entries: Sequence[tuple[bytes, int, int]]

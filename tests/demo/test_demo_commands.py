@@ -1,0 +1,100 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fx100_lmcache.demo import commands
+from fx100_lmcache.demo.commands import (
+    Device,
+    Ports,
+    detect_device,
+    lmcache_command,
+    server_environment,
+    vllm_command,
+)
+
+PORTS = Ports(lmcache=1001, lmcache_http=1002, vllm=1003)
+
+
+def value_after(command: list[str], option: str) -> str:
+    return command[command.index(option) + 1]
+
+
+@pytest.mark.parametrize("adapter", [None, '{"type": "plugin"}'])
+def test_lmcache_server_listens_on_loopback_only(adapter: str | None) -> None:
+    command = lmcache_command(PORTS, adapter)
+    assert value_after(command, "--host") == "127.0.0.1"
+    assert value_after(command, "--http-host") == "127.0.0.1"
+    assert value_after(command, "--port") == "1001"
+    assert value_after(command, "--http-port") == "1002"
+
+
+def test_lmcache_server_never_unpickles() -> None:
+    command = lmcache_command(PORTS, None)
+    assert value_after(command, "--supported-transfer-mode") == "lmcache_driven"
+    assert "--run-script-api-enabled" not in command
+
+
+def test_store_is_given_only_when_there_is_one() -> None:
+    assert "--l2-adapter" not in lmcache_command(PORTS, None)
+    assert value_after(lmcache_command(PORTS, "{}"), "--l2-adapter") == "{}"
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_vllm_listens_on_loopback_and_finds_the_server(device: Device) -> None:
+    command = vllm_command(PORTS, "tiny", device)
+    assert value_after(command, "--host") == "127.0.0.1"
+    assert value_after(command, "--port") == "1003"
+    connector = json.loads(value_after(command, "--kv-transfer-config"))
+    extra = connector["kv_connector_extra_config"]
+    assert connector["kv_connector"] == "LMCacheMPConnector"
+    assert (extra["lmcache.mp.host"], extra["lmcache.mp.port"]) == ("tcp://127.0.0.1", 1001)
+    assert extra["lmcache.mp.mp_transfer_mode"] == "lmcache_driven"
+
+
+def test_vllm_starts_as_a_module_on_a_cpu_and_by_its_command_on_a_gpu() -> None:
+    on_cpu = vllm_command(PORTS, "tiny", "cpu")
+    assert on_cpu[1:5] == ["-m", "vllm.entrypoints.openai.api_server", "--model", "tiny"]
+    on_gpu = vllm_command(PORTS, "tiny", "gpu")
+    assert on_gpu[0].endswith("/vllm")
+    assert on_gpu[1:3] == ["serve", "tiny"]
+
+
+def test_caches_stay_in_the_directory_and_nothing_phones_home(tmp_path: Path) -> None:
+    environment = server_environment({"PATH": "/bin"}, tmp_path, Path("/s"), "gpu")
+    assert environment["PATH"] == "/bin"
+    for name in ("HF_HOME", "VLLM_CACHE_ROOT", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        assert environment[name].startswith(str(tmp_path))
+    assert environment["TMPDIR"] == environment["VLLM_RPC_BASE_PATH"] == "/s"
+    assert environment["HF_HUB_OFFLINE"] == environment["DO_NOT_TRACK"] == "1"
+    assert environment["LMCACHE_TRACK_USAGE"] == "false"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in environment
+
+
+def test_cpu_threads_are_bound_to_the_cores_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands.os, "sched_getaffinity", lambda _process: {5, 3})
+    environment = server_environment({}, tmp_path, tmp_path, "cpu")
+    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "3,5"
+    assert re.fullmatch(r"[1-9]\d*", environment["VLLM_CPU_KVCACHE_SPACE"])
+
+
+def test_a_gpu_needs_the_vllm_package_and_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_package(name: str) -> str:
+        raise commands.importlib.metadata.PackageNotFoundError(name)
+
+    def no_driver(*_arguments: object, **_options: object) -> None:
+        raise FileNotFoundError("nvidia-smi")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(commands.importlib.metadata, "version", no_package)
+        patch.setattr(commands.subprocess, "run", lambda *_a, **_o: None)
+        assert detect_device() == "cpu"
+    with monkeypatch.context() as patch:
+        patch.setattr(commands.importlib.metadata, "version", lambda _name: "0.32.0")
+        patch.setattr(commands.subprocess, "run", no_driver)
+        assert detect_device() == "cpu"
+        patch.setattr(commands.subprocess, "run", lambda *_a, **_o: None)
+        assert detect_device() == "gpu"

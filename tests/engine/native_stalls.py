@@ -1,0 +1,65 @@
+"""Scenarios of a native lane whose reads hang; run in a process of its own, see the test."""
+
+import sys
+import time
+from pathlib import Path
+
+from engine_tools import PATIENCE_S, Outcome, buffer_of, pattern, start, write_at
+
+from fx100_lmcache.engine.base import Status, Transfer
+from fx100_lmcache.engine.lane_engine import EngineOptions, LaneEngine
+from fx100_lmcache.members.device import open_member
+
+
+def reads(engine: LaneEngine, count: int, within_s: float, *, hold: bool = False) -> list[Outcome]:
+    return [
+        start(
+            engine, [Transfer(0, 0, buffer_of(bytes(4096)), 0, 4096)], within_s=within_s, hold=hold
+        )
+        for _ in range(count)
+    ]
+
+
+def late(engine: LaneEngine, stall: Path) -> None:
+    """Those in the kernel come late, those in the queue are cancelled, held ones wait."""
+    stall.touch()
+    held = reads(engine, 1, 0.3, hold=True)[0]
+    free = reads(engine, 3, 0.3)
+    for outcome in free:
+        assert outcome.wait().statuses == [Status.TIMED_OUT]
+    in_kernel = [o for o in free if o.transfers[0].in_kernel]
+    assert len(in_kernel) == 1, "two threads: one has the held read, one of the others is in"
+    assert held.reports == 0
+    assert engine.states()[0].state == "suspect"
+    stall.unlink()
+    assert held.wait().statuses == [Status.OK]
+    assert in_kernel[0].came_late.wait(PATIENCE_S)
+    until = time.monotonic() + PATIENCE_S
+    while engine.states()[0].stuck and time.monotonic() < until:
+        time.sleep(0.01)
+    assert engine.states()[0].state == "up"
+    assert [(o.reports, len(o.late)) for o in free] == [(1, int(o in in_kernel)) for o in free]
+    assert engine.close(PATIENCE_S) == 0
+
+
+def closing(engine: LaneEngine, stall: Path) -> None:
+    """Close keeps its deadline, the process ends although threads hang in the kernel (B55)."""
+    stall.touch()
+    outcomes = reads(engine, 5, 60.0)
+    time.sleep(0.2)
+    assert engine.close(0.2) == 2
+    for outcome in outcomes:
+        assert outcome.wait().statuses == [Status.TIMED_OUT]
+
+
+def main() -> None:
+    scenario, path, stall = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    member = open_member(path)
+    engine = LaneEngine([member], EngineOptions(reader_threads=2))
+    assert engine.kind == "native"
+    write_at(engine, 0, buffer_of(pattern(4096)))
+    {"late": late, "closing": closing}[scenario](engine, stall)
+    print("passed", flush=True)
+
+
+main()

@@ -1,0 +1,223 @@
+"""Executing a plan, with an nvme-cli that edits a sysfs tree in a folder."""
+
+import asyncio
+
+import pytest
+from fake_sysfs import HOST_ID, HOST_NQN, NQN, FakeSysfs
+
+from fx100_lmcache.config import NvmeAddress, NvmeSubsystem
+from fx100_lmcache.nvmf import connect
+from fx100_lmcache.nvmf.causes import explain
+from fx100_lmcache.nvmf.connect import (
+    connect_subsystem,
+    disconnect_subsystem,
+    host_identity,
+)
+from fx100_lmcache.nvmf.errors import (
+    AddressError,
+    AlreadyConnectedError,
+    HostIdentityError,
+    SettingError,
+    UnreachableError,
+)
+from fx100_lmcache.nvmf.plan import HostIdentity
+from fx100_lmcache.nvmf.runner import NvmeCli, Output
+from fx100_lmcache.nvmf.sysfs import Sysfs
+
+HOST = HostIdentity(HOST_NQN, HOST_ID)
+WANTED = NvmeSubsystem(
+    subsystem_nqn=NQN,
+    addresses=(NvmeAddress(traddr="10.0.0.1"), NvmeAddress(traddr="10.0.0.2")),
+)
+
+
+class FakeCli(NvmeCli):
+    """Connects by making a controller in a `FakeSysfs`; some addresses are dead."""
+
+    def __init__(self, tree: FakeSysfs, dead: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.tree = tree
+        self.dead = dead
+        self.calls: list[str] = []
+
+    async def run(self, *arguments: str) -> Output:
+        self.calls.append(arguments[0])
+        options = dict(each.removeprefix("--").split("=", 1) for each in arguments if "=" in each)
+        if arguments[0] == "connect":
+            if options["traddr"] in self.dead:
+                raise explain("nvme connect", 1, "connection refused")
+            if not self.tree.subsystems.joinpath("nvme-subsys0").exists():
+                self.tree.subsystem()
+            number = len(list(self.tree.controllers.iterdir()))
+            self.tree.controller(
+                f"nvme{number}",
+                address=f"traddr={options['traddr']},trsvcid={options['trsvcid']}",
+                fast_io_fail_tmo="off",
+                kato=options["keep-alive-tmo"],
+            )
+        elif arguments[0] == "disconnect":
+            for controller in self.tree.controllers.iterdir():
+                (self.tree.subsystems / "nvme-subsys0" / controller.name).unlink()
+        return Output("", "")
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return FakeSysfs(tmp_path / "sys")
+
+
+def run(coroutine):
+    return asyncio.run(coroutine)
+
+
+def test_connects_and_sets_the_time_out_then_does_nothing(tree):
+    cli, sysfs = FakeCli(tree), Sysfs(tree.root)
+
+    first = run(connect_subsystem(WANTED, HOST, cli, sysfs))
+    second = run(connect_subsystem(WANTED, HOST, cli, sysfs))
+
+    assert [step.split()[0] for step in first.done] == ["nvme", "nvme", "echo", "echo"]
+    assert {each.fast_io_fail_s for each in run(sysfs.snapshot()).controllers()} == {2}
+    assert second.done == []
+    assert second.planned == ["nothing to do"]
+    assert cli.calls == ["connect", "connect"]
+
+
+def test_dry_run_runs_nothing(tree):
+    cli = FakeCli(tree)
+
+    report = run(connect_subsystem(WANTED, HOST, cli, Sysfs(tree.root), dry_run=True))
+
+    assert cli.calls == []
+    assert len(report.planned) == 3
+    assert report.done == []
+
+
+def test_one_dead_path_does_not_stop_the_other(tree):
+    cli = FakeCli(tree, dead=("10.0.0.1",))
+
+    report = run(connect_subsystem(WANTED, HOST, cli, Sysfs(tree.root)))
+
+    [(address, error)] = report.failures
+    assert address.traddr == "10.0.0.1"
+    assert isinstance(error, UnreachableError)
+    assert len(report.done) == 2
+
+
+def test_all_paths_dead_is_an_error(tree):
+    cli = FakeCli(tree, dead=("10.0.0.1", "10.0.0.2"))
+
+    with pytest.raises(UnreachableError):
+        run(connect_subsystem(WANTED, HOST, cli, Sysfs(tree.root)))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_already_connected_is_decided_by_sysfs(tree, there):
+    """Somebody else may connect between our look and our step."""
+
+    class Racing(FakeCli):
+        async def run(self, *arguments: str) -> Output:
+            if there:
+                await super().run(*arguments)
+            raise explain("nvme connect", 1, "already connected")
+
+    attempt = connect_subsystem(WANTED, HOST, Racing(tree), Sysfs(tree.root))
+    if there:
+        assert run(attempt).failures == []
+        return
+    with pytest.raises(AlreadyConnectedError):
+        run(attempt)
+
+
+def test_a_time_out_that_cannot_be_set_is_an_error(tree, monkeypatch):
+    async def refuse(*_arguments):
+        raise SettingError("cannot write")
+
+    sysfs = Sysfs(tree.root)
+    monkeypatch.setattr(sysfs, "write", refuse)
+
+    with pytest.raises(SettingError):
+        run(connect_subsystem(WANTED, HOST, FakeCli(tree), sysfs))
+
+
+def test_controllers_that_do_not_become_live_are_noted(tree, monkeypatch):
+    monkeypatch.setattr(connect, "SETTLE_S", 0.2)
+    tree.subsystem()
+    for number, address in enumerate(("10.0.0.1", "10.0.0.2")):
+        tree.controller(
+            f"nvme{number}", state="connecting", address=f"traddr={address},trsvcid=4420"
+        )
+
+    report = run(connect_subsystem(WANTED, HOST, FakeCli(tree), Sysfs(tree.root)))
+
+    assert report.done == []
+    assert sum("is connecting" in note for note in report.notes) == 2
+
+
+def test_host_names_are_resolved_before_comparing(tree):
+    tree.subsystem()
+    tree.controller(address="traddr=127.0.0.1,trsvcid=4420")
+    wanted = NvmeSubsystem(subsystem_nqn=NQN, addresses=(NvmeAddress(traddr="localhost"),))
+
+    cli = FakeCli(tree)
+    run(connect_subsystem(wanted, HOST, cli, Sysfs(tree.root)))
+
+    assert cli.calls == []
+
+
+def test_a_host_name_without_address(tree):
+    name = "no-such-host.invalid"
+    wanted = NvmeSubsystem(subsystem_nqn=NQN, addresses=(NvmeAddress(traddr=name),))
+
+    with pytest.raises(AddressError, match=f"resolve {name}"):
+        run(connect_subsystem(wanted, HOST, FakeCli(tree), Sysfs(tree.root)))
+
+
+def test_disconnect_twice(tree):
+    cli, sysfs = FakeCli(tree), Sysfs(tree.root)
+    run(connect_subsystem(WANTED, HOST, cli, sysfs))
+
+    dry = run(disconnect_subsystem(NQN, cli, sysfs, dry_run=True))
+    first = run(disconnect_subsystem(NQN, cli, sysfs))
+    second = run(disconnect_subsystem(NQN, cli, sysfs))
+
+    assert dry.planned == [f"nvme disconnect -n {NQN}  (nvme0, nvme1)"]
+    assert dry.done == []
+    assert first.done == dry.planned
+    assert second.planned == ["nothing to do: not connected"]
+
+
+def test_host_pair_from_the_configuration():
+    assert run(host_identity("nqn.a", "id")) == HostIdentity("nqn.a", "id")
+
+
+@pytest.mark.parametrize("half", [{"nqn": "nqn.a"}, {"host_id": "id"}])
+def test_half_a_host_pair_is_refused(half):
+    with pytest.raises(HostIdentityError, match="go together"):
+        run(host_identity(**half))
+
+
+def test_host_pair_from_files(tmp_path):
+    (tmp_path / "hostnqn").write_text(f"{HOST_NQN}\n")
+    (tmp_path / "hostid").write_text(f"{HOST_ID}\n")
+
+    assert run(host_identity(etc=tmp_path)) == HostIdentity(HOST_NQN, HOST_ID, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("hostnqn", "hostid", "message"),
+    [
+        (None, None, "hostnqn is missing or empty"),
+        (HOST_NQN, None, "hostid is missing or empty"),
+        (HOST_NQN, "\n", "hostid is missing or empty"),
+        (f"{HOST_NQN},traddr=10.0.0.1", HOST_ID, "hostnqn must hold one name"),
+        (f"{HOST_NQN}\n{HOST_NQN}", HOST_ID, "hostnqn must hold one name"),
+    ],
+)
+def test_host_files_that_cannot_be_used(tmp_path, hostnqn, hostid, message):
+    for name, text in (("hostnqn", hostnqn), ("hostid", hostid)):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+
+    with pytest.raises(HostIdentityError, match=message):
+        run(host_identity(etc=tmp_path))
