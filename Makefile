@@ -48,9 +48,10 @@ pytest: venv  ## the test suite alone; PYTEST_ARGS="-k name" picks
 
 test: lint pytest  ## lint and the test suite
 
-test-nvmet: venv  ## real NVMe over TCP on loopback; needs root and a kernel with nvmet
+test-nvmet: venv  ## real NVMe over TCP on loopback, in a guest if need be; as root
 	tests/nvmet/run
 
 clean:  ## remove build products, caches and what a demo left; .venv stays
 	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo
+	rm -f .venv/.installed-*  # the C extension goes too, and has to be built again
 	find src tests \( -name __pycache__ -o -name '*.so' \) -prune -exec rm -rf {} +

@@ -9,9 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 import stat
+import subprocess
+import threading
+import time
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from fx100_lmcache.claim import newest_claim, read_claims
 from fx100_lmcache.config import Config
@@ -19,37 +25,40 @@ from fx100_lmcache.config.model import MemberConfig
 from fx100_lmcache.errors import ClaimError, DuplicateMemberError, FX100Error, MemberOpenError
 from fx100_lmcache.geometry import LABEL_BYTES
 from fx100_lmcache.members.device import DeviceMember, open_member
+from fx100_lmcache.nvmf.errors import NvmeError
 from fx100_lmcache.nvmf.identity import NamespaceIdentity
-from fx100_lmcache.nvmf.resolve import resolve
+from fx100_lmcache.nvmf.resolve import identity_of, resolve_all
+from fx100_lmcache.nvmf.snapshot import Namespace, Snapshot
 from fx100_lmcache.nvmf.sysfs import Sysfs
 from fx100_lmcache.volume import read_label
 
-_RESOLVE_S = 10.0  # sysfs answers in milliseconds
+T = TypeVar("T")
+
+ANSWER_S = 10.0
+"""Wait for the first block of a device; a lost path is noticed after keep-alive and time-outs."""
 
 
-def member_path(member: MemberConfig) -> Path:
-    """Find the device node or file of a configured member.
+def locate(members: Sequence[MemberConfig]) -> list[Path | NvmeError]:
+    """Find the device nodes or files of configured members, or say why one cannot be found."""
+    wanted = [identity_of(member.nvme) for member in members if member.nvme is not None]
+    found = iter(_resolved(wanted) if wanted else ())
+    return [member.path if member.path is not None else next(found) for member in members]
 
-    Raises
-    ------
-    FX100Error
-        If an NVMe namespace is not connected, or its identity is ambiguous.
-    """
-    if member.path is not None:
-        return member.path
-    assert member.nvme is not None
-    names = member.nvme
-    wanted = NamespaceIdentity(
-        subsystem_nqn=names.subsystem_nqn,
-        nsid=names.nsid,
-        nguid=names.nguid,
-        eui64=names.eui64,
-        uuid=names.uuid,
-    )
+
+def _resolved(wanted: Sequence[NamespaceIdentity]) -> list[Path | NvmeError]:
+    found = _off_loop(resolve_all(wanted, Sysfs()))
+    return [Path(each.device) if isinstance(each, Namespace) else each for each in found]
+
+
+def nvme_snapshot() -> Snapshot:
+    """Return what the kernel knows of NVMe now."""
+    return _off_loop(Sysfs().snapshot())
+
+
+def _off_loop(coroutine: Coroutine[object, object, T]) -> T:
     # on a thread of its own: the caller may be inside an event loop
-    with ThreadPoolExecutor(1, "fx100-resolve") as pool:
-        found = pool.submit(asyncio.run, resolve(wanted, Sysfs())).result(_RESOLVE_S)
-    return Path(found.device)
+    with ThreadPoolExecutor(1, "fx100-sysfs") as pool:
+        return pool.submit(asyncio.run, coroutine).result()
 
 
 def member_paths(config: Config) -> list[Path]:
@@ -57,27 +66,78 @@ def member_paths(config: Config) -> list[Path]:
 
     Raises
     ------
-    FX100Error
-        As :func:`member_path`.
+    NvmeError
+        If an NVMe namespace is not connected, or its identity is ambiguous.
     DuplicateMemberError
         If two paths lead to one device or file.
     """
-    paths = [member_path(member) for member in config.volume.members]
+    paths: list[Path] = []
     seen: dict[tuple[int, ...], Path] = {}
-    for path in paths:
-        try:
-            found = path.stat()
-        except OSError:
+    for path in locate(config.volume.members):
+        if isinstance(path, NvmeError):
+            raise path
+        paths.append(path)
+        name = device_name(path)
+        if name is None:
             continue  # whoever opens it says why
-        device = stat.S_ISBLK(found.st_mode)
-        name = (found.st_rdev,) if device else (found.st_dev, found.st_ino)
         if name in seen:
             raise DuplicateMemberError(
-                f"{path} and {seen[name]} are the same {'device' if device else 'file'}; list "
-                "each member once in `volume.members`. Nothing was written"
+                f"{path} and {seen[name]} are the same {'device' if len(name) == 1 else 'file'}; "
+                "list each member once in `volume.members`. Nothing was written"
             )
         seen[name] = path
     return paths
+
+
+def device_name(path: Path) -> tuple[int, ...] | None:
+    """Return what a device or file is, whatever its path; None if it is not there."""
+    try:
+        return name_of(path.stat())
+    except OSError:
+        return None
+
+
+def name_of(found: os.stat_result) -> tuple[int, ...]:
+    """Return the name of a device or file: one number for a device, two for a file."""
+    is_device = stat.S_ISBLK(found.st_mode)
+    return (found.st_rdev,) if is_device else (found.st_dev, found.st_ino)
+
+
+def silent_devices(paths: Sequence[Path], within_s: float = ANSWER_S) -> list[Path]:
+    """Return the block devices that do not give their first block in time, nor an error.
+
+    The reads are made by child processes: whoever reads from a device whose path is lost can
+    neither be interrupted nor killed before the kernel gives up.
+    """
+    reads = [(path, _start_read(path)) for path in paths if path.is_block_device()]
+    until = time.monotonic() + within_s
+    silent = []
+    for path, read in reads:
+        try:
+            read.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            read.kill()
+            threading.Thread(target=read.wait, name="fx100-reap", daemon=True).start()
+            silent.append(path)
+    return silent
+
+
+def _start_read(path: Path) -> subprocess.Popen[bytes]:
+    command = ["dd", f"if={path}", "of=/dev/null", "bs=4096", "count=1", "iflag=direct"]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def silent_error(path: Path) -> MemberOpenError:
+    """Describe a device that does not answer."""
+    return MemberOpenError(
+        f"{path}: a read did not come back within {ANSWER_S:g} s; its path is lost or stalled. "
+        "See `fx100 nvme check`, and the array's ports"
+    )
 
 
 def open_members(
@@ -86,7 +146,10 @@ def open_members(
     """Open all configured members, in the order given; none stays open if one fails."""
     with contextlib.ExitStack() as undo:
         members = []
-        for path in member_paths(config):
+        paths = member_paths(config)
+        for path in silent_devices(paths):
+            raise silent_error(path)
+        for path in paths:
             opened = _open(config, path, exclusive=exclusive, read_only=read_only)
             undo.callback(opened.close)
             hold_label(opened)

@@ -6,6 +6,8 @@ Free space is never read from the media; recovery derives it with :meth:`FrameAl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -72,6 +74,13 @@ class FrameAllocator:
             for frame, mask in self._split(start, count):
                 self._mark_used(frame, mask)
         self.free_blocks -= int(blocks.sum())
+
+    def roomiest(self) -> Iterator[range]:
+        """Yield the shared frames, those with the longest free runs first."""
+        for run in range(self._frame_blocks, -1, -1):
+            for frame in self._by_run[run]:
+                start = self._first + frame * self._frame_blocks
+                yield range(start, start + self._frame_blocks)
 
     def is_free(self, start: int, blocks: int) -> bool:
         """Whether a run is wholly free."""

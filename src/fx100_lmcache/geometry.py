@@ -72,6 +72,22 @@ class Geometry:
         """Where the inode tables start, the same on every member."""
         return round_up(LABEL_BYTES + 2 * CLAIM_BYTES * self.shards, self.io_align_bytes)
 
+    @property
+    def possible(self) -> bool:
+        """Whether everything is aligned and fits the members."""
+        align = self.io_align_bytes
+        return (
+            align > 0
+            and 0 < self.inode_bytes == self.inode_bytes // align * align
+            and 0 < self.block_bytes == self.block_bytes // align * align
+            and 1 <= self.frame_blocks <= MAX_FRAME_BLOCKS
+            and all(
+                self.block_offset(m, self.shards * len(self.shard_blocks(m, 0)))
+                <= self.label_copy_offset(m)
+                for m in range(len(self.members))
+            )
+        )
+
     def claim_offset(self, shard: int, which: int) -> int:
         """Offset of one of the two alternating claim blocks of a shard."""
         return LABEL_BYTES + CLAIM_BYTES * (2 * shard + which)
@@ -195,15 +211,15 @@ def plan_geometry(
     inode_bytes = max(inode_bytes, io_align_bytes)
     frame_blocks = choose_frame_blocks(object_bytes, len(sizes_bytes), block_bytes)
     frame_bytes = frame_blocks * block_bytes
-    inodes_per_table_unit = max(1, io_align_bytes // inode_bytes)
     shapes = []
     for index, size in enumerate(sizes_bytes):
         fixed = LABEL_BYTES + 2 * CLAIM_BYTES * shards + io_align_bytes + block_bytes + LABEL_BYTES
-        slots = max(1, (size - fixed) // (bytes_per_inode * shards))
-        slots = round_up(slots, inodes_per_table_unit)
+        slots = (size - fixed) // (bytes_per_inode * shards)
+        room_beside_one_frame = (size - fixed - shards * frame_bytes) // (shards * inode_bytes)
+        slots = max(1, min(slots, room_beside_one_frame))
         frames = (size - fixed - shards * slots * inode_bytes) // (frame_bytes * shards)
         if frames < 1:
-            needed = fixed + shards * (slots * inode_bytes + frame_bytes)
+            needed = fixed + shards * (inode_bytes + frame_bytes)
             raise MemberSizeError(
                 f"{names[index] if names else f'member {index}'} has {size} bytes; {shards} "
                 f"shard(s) with frames of {frame_bytes} bytes need at least {needed}"

@@ -11,19 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fx100_lmcache.access import (
-    member_path,
+    device_name,
+    hold_label,
+    locate,
     member_paths,
+    name_of,
     open_members,
     open_to_format,
     refuse_dev,
+    silent_devices,
+    silent_error,
 )
 from fx100_lmcache.config import Config
-from fx100_lmcache.config.model import MemberConfig
 from fx100_lmcache.engine.lane_engine import EngineOptions, LaneEngine
 from fx100_lmcache.errors import FX100Error, MemberOpenError, SectorSizeError, VolumeError
 from fx100_lmcache.geometry import Geometry, plan_geometry
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.members.device import DeviceMember, create_file, open_member
+from fx100_lmcache.nvmf.errors import NvmeError
 from fx100_lmcache.store import Store, StoreOptions
 from fx100_lmcache.volume import (
     Contents,
@@ -152,38 +157,53 @@ def store_options(config: Config) -> StoreOptions:
 
 
 class _Probe:
-    """Finds a member that is not up, under whatever name it has now."""
+    """Finds a member that is not up, under whatever name it has now. Blocks while it hangs."""
 
     def __init__(self, config: Config, volume: Volume, *, exclusive: bool) -> None:
         self._config = config
         self._label = volume.label
         self._exclusive = exclusive
+        self._in_use: list[Member] = list(volume.members)
+        self._said: dict[int, str] = {}
         self.store: Store | None = None
 
     def __call__(self, index: int, member: Member) -> Member | None:
         """Return the member if its label can be read, else one opened anew, else None."""
         if self._is_ours(index, member):
             return member
-        for candidate in self._config.volume.members:
-            with contextlib.suppress(FX100Error, OSError):
-                opened = self._reopened(index, candidate)
-                if opened is not None:
-                    return opened
+        open_fds = (each.fileno() for each in self._in_use)
+        in_use = {name_of(os.fstat(fd)) for fd in open_fds if fd is not None}
+        for path in locate(self._config.volume.members):
+            # what is in use is another member, which may hang, or this one, which does not work
+            if isinstance(path, NvmeError) or device_name(path) in in_use:
+                continue
+            try:
+                opened = self._reopened(index, path)
+            except (FX100Error, OSError) as problem:
+                if self._said.get(index) != str(problem):  # not again with every look
+                    self._said[index] = str(problem)
+                    log.warning("member %d is not back yet: %s", index, problem)
+                continue
+            if opened is not None:
+                self._in_use[index] = opened
+                return opened
         return None
 
-    def _reopened(self, index: int, candidate: MemberConfig) -> Member | None:
-        path = member_path(candidate)
-        opened = open_member(path, direct=self._config.io.direct)
-        if not self._is_ours(index, opened):
-            opened.close()
-            return None
-        if self._exclusive:  # opened again, since O_EXCL would refuse members that are in use
-            opened.close()
-            opened = open_member(path, direct=self._config.io.direct, exclusive=True)
-        if self.store is not None and not self.store.adopt_member(opened):
-            opened.close()
-            return None
-        return opened
+    def _reopened(self, index: int, path: Path) -> Member | None:
+        with contextlib.ExitStack() as undo:
+            opened = open_member(path, direct=self._config.io.direct)
+            undo.callback(opened.close)
+            if not self._is_ours(index, opened):
+                return None
+            if self._exclusive:  # only now, since O_EXCL would refuse members that are in use
+                opened.close()
+                opened = open_member(path, direct=self._config.io.direct, exclusive=True)
+                undo.callback(opened.close)
+            hold_label(opened)
+            if self.store is not None and not self.store.adopt_member(opened):
+                return None
+            undo.pop_all()
+            return opened
 
     def _is_ours(self, index: int, member: Member) -> bool:
         try:
@@ -204,8 +224,11 @@ def plan_format(config: Config) -> FormatPlan:
         If a member is in use.
     """
     create, described, contents = [], [], []
+    paths = member_paths(config)
+    for path in silent_devices(paths):
+        raise silent_error(path)
     with contextlib.ExitStack() as opened:
-        for path, member in zip(member_paths(config), config.volume.members, strict=True):
+        for path, member in zip(paths, config.volume.members, strict=True):
             if not path.exists() and member.size_bytes is not None:
                 refuse_dev(path)
                 create.append((path, member.size_bytes))

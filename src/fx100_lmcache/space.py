@@ -5,6 +5,7 @@ An object's inode lives on the member of its first piece, in the same shard as a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,10 @@ class Space:
         """Blocks that nobody has."""
         return sum(f.free_blocks for f in self._frames.values())
 
+    def free_blocks_up(self, down_mask: int) -> int:
+        """Blocks that nobody has on the members that can be used."""
+        return sum(f.free_blocks for (_, m), f in self._frames.items() if not down_mask >> m & 1)
+
     @property
     def free_slots(self) -> int:
         """Inode slots that nobody has."""
@@ -103,6 +108,16 @@ class Space:
         sizes = sorted((len(geometry.shard_blocks(m, 0)) for m in self._members), reverse=True)
         wanted = stripe(blocks, geometry.frame_blocks, range(self._width), self._piece_frames)
         return blocks <= sum(sizes[: self._width]) and sum(1 for _ in wanted) <= max_pieces
+
+    def roomiest(self, down_mask: int, limit: int) -> list[tuple[int, range]]:
+        """Choose shared frames to empty for the next object: member and blocks of each."""
+        shard = max(self._shards, key=self._free_in_shard)
+        members = next(self._choices(shard, down_mask), [])
+        found = []
+        each = [self._frames[shard, member].roomiest() for member in members]
+        for frames in itertools.islice(itertools.zip_longest(*each), limit):
+            found += [(m, f) for m, f in zip(members, frames, strict=True) if f is not None]
+        return found
 
     def free(self, extent: Extent) -> None:
         """Give an object's space back."""

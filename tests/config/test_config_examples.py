@@ -17,7 +17,8 @@ SCRIPT = CONFIGS / "lmcache-server.sh"
 
 
 def test_every_example_is_tested():
-    assert sorted(path.name for path in CONFIGS.glob("*.yaml")) == [*VOLUMES, "vllm-mp.yaml"]
+    others = ["lmcache-inprocess.yaml", "vllm-inprocess.yaml", "vllm-mp.yaml"]
+    assert sorted(path.name for path in CONFIGS.glob("*.yaml")) == sorted(VOLUMES + others)
 
 
 @pytest.mark.parametrize("name", VOLUMES)

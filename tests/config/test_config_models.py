@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from fx100_lmcache.config import (
     Config,
+    ConfigError,
     DeadlineConfig,
     IdentityConfig,
     IoConfig,
@@ -52,6 +53,15 @@ def test_every_field_is_described():
     for section in sections:
         for name, field in section.model_fields.items():
             assert field.description, f"{section.__name__}.{name}"
+
+
+def test_admission_is_one_of_two_words(tmp_path):
+    text = "volume: {members: [{path: a}]}\ninprocess: {admission: %s}"
+    assert minimal().inprocess.admission == "all"
+    config = load(write(tmp_path, text % "second_touch"))
+    assert config.inprocess.admission == "second_touch"
+    with pytest.raises(ConfigError, match="admission"):
+        load(write(tmp_path, text % "third_touch"))
 
 
 def test_configuration_is_frozen():

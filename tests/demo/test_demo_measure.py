@@ -1,7 +1,7 @@
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, ClassVar
 
 import pytest
@@ -56,7 +56,7 @@ class FakeServer(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[str]:
     FakeServer.events, FakeServer.status, FakeServer.requests = [], 200, []
-    with ThreadingHTTPServer(("127.0.0.1", 0), FakeServer) as http:
+    with HTTPServer(("127.0.0.1", 0), FakeServer) as http:
         thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield f"http://127.0.0.1:{http.server_port}"

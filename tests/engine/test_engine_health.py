@@ -345,6 +345,7 @@ def test_what_a_dead_member_kept_does_not_hurt_its_successor(make_engine: MakeEn
 def test_a_probe_that_fails_is_tried_again(
     make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "fx100_lmcache")
     tries = []
 
     def probe(index: int, member: Member) -> Member | None:
@@ -366,6 +367,7 @@ def test_a_probe_that_fails_is_tried_again(
 def test_a_failing_handler_costs_no_thread(
     make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "fx100_lmcache")
     engine = make_engine([MemoryMember(MIB)], reader_threads=1)
 
     def broken(_: Job) -> None:
@@ -382,6 +384,8 @@ def test_a_failing_handler_costs_no_thread(
 def test_a_member_that_raises_anything_costs_no_thread(
     make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "fx100_lmcache")
+
     class Broken(MemoryMember):
         def read_into(self, offset: int, buffer: memoryview) -> int:
             if offset == 0:

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import logging
 import os
 import random
 import shutil
@@ -71,6 +72,7 @@ def test_a_truncated_file_is_an_error(make_engine: MakeEngine, tmp_path: Path) -
 def test_a_failing_handler_loses_no_other_completion(
     make_engine: MakeEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "fx100_lmcache")
     engine = make_engine([file_member(tmp_path / "member")], native=True)
 
     def broken(_: Job) -> None:

@@ -141,11 +141,12 @@ class TargetPort:
         while self.rules:
             sh(*self.rules.pop())
 
-    def delay_packets(self, delay_ms: int) -> None:
-        """Delay this port's packets in each direction, and no others of the machine."""
+    def delay_packets(self, delay_ms: int, loss_percent: int = 0) -> None:
+        """Delay (and lose) this port's packets in each direction, and no others of the machine."""
         sh("tc", "qdisc", "add", "dev", "lo", "root", "handle", "1:", "prio", "bands", "4")
         self.slow = True
         delay = ("netem", "delay", f"{delay_ms}ms", "limit", "100000")
+        delay += ("loss", f"{loss_percent}%") if loss_percent else ()
         sh("tc", "qdisc", "add", "dev", "lo", "parent", "1:4", "handle", "40:", *delay)
         for end in ("dport", "sport"):
             match = ("match", "ip", end, str(self.service), "0xffff", "flowid", "1:4")

@@ -6,6 +6,7 @@ entries of 8 pieces take about 220 bytes each. Not thread-safe: the store holds 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ U64 = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
 
 FREE, LIVE, DYING = 0, 1, 2
+_FEWEST_SORTED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Catalog:
         self._piece_count = np.zeros(rows, np.uint16)
         self._pieces = PieceTable()
         self._index = DigestIndex(self._digests)
+        self._oldest: deque[tuple[int, int]] = deque()  # eviction goes on here: row, used at
         self._tick = 0
         self._top = 0
         self.live_bytes = 0
@@ -254,24 +257,59 @@ class Catalog:
         """Whether readers are in flight."""
         return bool(self._readers[row])
 
-    def victims(self, blocks: int, now_s: float, down_mask: int) -> list[int]:
+    def victims(
+        self, blocks: int, now_s: float, down_mask: int, at_most: int = 1 << 62
+    ) -> list[int]:
         """Choose the least recently used rows that together free at least ``blocks``.
 
         Rows that are pinned, being read, or on a member that is not up (its inode could not be
-        erased) are passed over. Fewer blocks than asked for means that no more can be freed.
+        erased) are passed over. Fewer blocks than asked for means that no more can be freed, or
+        that more than ``at_most`` rows would have to go.
         """
-        top = self._top
-        free = (self._pins[:top] == 0) | (self._pinned_until[:top] <= now_s)
-        candidates = np.flatnonzero(
-            (self._state[:top] == LIVE)
-            & free
-            & (self._readers[:top] == 0)
-            & ((self._members[:top] & np.uint16(down_mask)) == 0)
+        while True:
+            chosen: list[int] = []
+            freed = 0
+            kept: list[tuple[int, int]] = []
+            while self._oldest and freed < blocks and len(chosen) < at_most:
+                row, used_at = self._oldest.popleft()
+                if self._state[row] != LIVE or self._used_at[row] != used_at:
+                    continue  # gone, or used since
+                kept.append((row, used_at))
+                if self.evictable(row, now_s, down_mask):
+                    chosen.append(row)
+                    freed += int(self._blocks[row])
+            queued = len(kept) + len(self._oldest)
+            self._oldest.extendleft(reversed(kept))
+            if freed >= blocks or len(chosen) >= at_most or queued == len(self):
+                return chosen
+            self._sort_oldest(max(_FEWEST_SORTED, len(self) // 64, 4 * queued))
+
+    def _sort_oldest(self, count: int) -> None:
+        """Queue the oldest rows. Not all: sorting a million takes longer than a lookup may."""
+        rows = np.flatnonzero(self._state[: self._top] == LIVE)
+        if count < len(rows):
+            rows = rows[np.argpartition(self._used_at[rows], count)[:count]]
+        rows = rows[np.argsort(self._used_at[rows], kind="stable")]
+        self._oldest = deque(zip(rows.tolist(), self._used_at[rows].tolist(), strict=True))
+
+    def rows_on(self, member: int, blocks: range) -> list[int]:
+        """Live rows with a piece that starts on these blocks."""
+        start = self._piece_at[: self._top]
+        live = self._state[: self._top] == LIVE
+        found: set[int] = set()
+        for at in self._pieces.find(member, blocks).tolist():
+            inside = live & (start <= at) & (at - start < self._piece_count[: self._top])
+            found.update(np.flatnonzero(inside).tolist())
+        return sorted(found)
+
+    def evictable(self, row: int, now_s: float, down_mask: int) -> bool:
+        """Whether a row may be evicted: see :meth:`victims`."""
+        return bool(
+            self._state[row] == LIVE
+            and not self.pinned(row, now_s)
+            and not self._readers[row]
+            and self.blocks_up(row, down_mask)
         )
-        oldest = candidates[np.argsort(self._used_at[candidates], kind="stable")]
-        freed = np.cumsum(self._blocks[oldest], dtype=np.int64)
-        count = int(np.searchsorted(freed, blocks)) + 1
-        return [int(row) for row in oldest[:count]]
 
     def live_rows(self, start: int = 0, limit: int | None = None) -> list[int]:
         """Rows of live entries from row ``start`` on, in row order."""

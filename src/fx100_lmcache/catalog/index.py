@@ -13,7 +13,8 @@ import numpy.typing as npt
 WORDS = 6  # a digest is six 64-bit words
 
 _EMPTY, _DELETED = -1, -2
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+# multiples of the golden ratio: the high bits of the sum depend on every bit of every word
+_ODD = np.array([0x9E3779B97F4A7C15 * (2 * n + 1) % 2**64 for n in range(WORDS)], np.uint64)
 _SMALLEST = 1024
 
 U64 = npt.NDArray[np.uint64]
@@ -50,12 +51,9 @@ class DigestIndex:
 
     def _home(self, words: U64) -> Rows:
         # chunk hashes are not always random in every word: a counter may sit in any of them
-        mixed = words[:, 0].copy()
-        for word in range(2, WORDS):
-            mixed = (mixed ^ words[:, word]) * _GOLDEN
-            mixed ^= mixed >> np.uint64(32)
-        mixed *= _GOLDEN
-        return (mixed >> self._shift).astype(np.int64)
+        mixed = (words * _ODD).sum(axis=1, dtype=np.uint64)
+        home: Rows = (mixed >> self._shift).astype(np.int64)
+        return home
 
     def find(self, words: U64) -> Rows:
         """Row of each digest, -1 where there is none."""

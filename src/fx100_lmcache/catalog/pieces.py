@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from fx100_lmcache.ondisk.inode import pack_location
+
 U64 = npt.NDArray[np.uint64]
 
 _FIRST_CAPACITY = 4096
@@ -39,16 +41,28 @@ class PieceTable:
     ) -> npt.NDArray[np.int64]:
         """Keep the pieces of many entries, given as padded rows; return where each starts."""
         inside = np.arange(locations.shape[1]) < counts[:, None]
-        total = int(counts.sum())
-        at = self._extend(total)
-        self._location[at : at + total] = locations[inside]
-        self._checksum[at : at + total] = checksums[inside]
+        if not self._end and len(counts):  # adopt what the selection allocates anyway
+            at = 0
+            self._location, self._checksum = locations[inside], checksums[inside]
+            self._end = len(self._location)
+        else:
+            total = int(counts.sum())
+            at = self._extend(total)
+            self._location[at : at + total] = locations[inside]
+            self._checksum[at : at + total] = checksums[inside]
         starts: npt.NDArray[np.int64] = at + np.cumsum(counts) - counts
         return starts
 
     def read(self, at: int, count: int) -> tuple[U64, U64]:
         """Copy locations and checksums of one entry."""
         return self._location[at : at + count].copy(), self._checksum[at : at + count].copy()
+
+    def find(self, member: int, blocks: range) -> npt.NDArray[np.int64]:
+        """Where pieces on these blocks are, or were before they were freed."""
+        first, last = pack_location(member, blocks.start, 1), pack_location(member, blocks.stop, 1)
+        places = self._location[: self._end] & ~np.uint64(0xFFFF << 40)
+        low, high = (np.uint64(p & ~(0xFFFF << 40)) for p in (first, last))
+        return np.flatnonzero((places >= low) & (places < high))
 
     def free(self, at: int, count: int) -> None:
         """Give a run back."""

@@ -10,9 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fx100_lmcache.access import hold_label, member_path
+from fx100_lmcache.access import (
+    hold_label,
+    locate,
+    nvme_snapshot,
+    silent_devices,
+    silent_error,
+)
 from fx100_lmcache.claim import holder_text, newest_claim, read_claims, same_host
-from fx100_lmcache.cli.problems import Problem, damaged_label, problem_of, shape_warnings
+from fx100_lmcache.cli.problems import (
+    Problem,
+    damaged_label,
+    lost_path,
+    problem_of,
+    shape_warnings,
+)
 from fx100_lmcache.config import Config, load
 from fx100_lmcache.config.model import MemberConfig
 from fx100_lmcache.errors import FX100Error, MissingMemberError, RecordError
@@ -41,6 +53,8 @@ class MemberReport:
         ``direct`` (proven by a read) or ``buffered``; None if it could not be opened.
     formatted_bytes : int or None
         Its size when it was formatted.
+    paths : list of str
+        Of a namespace: controller, transport, address and states of each path.
     """
 
     path: str | None
@@ -51,6 +65,7 @@ class MemberReport:
     logical_block_bytes: int | None = None
     size_bytes: int | None = None
     formatted_bytes: int | None = None
+    paths: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -119,23 +134,43 @@ def inspect(path: Path) -> Report:
         return report
     with contextlib.ExitStack() as opened:
         found = []
-        for wanted in config.volume.members:
-            member = _look_at_member(config, wanted, report, opened)
+        paths = locate(config.volume.members)
+        silent = silent_devices([path for path in paths if isinstance(path, Path)])
+        for wanted, found_at in zip(config.volume.members, paths, strict=True):
+            where = silent_error(found_at) if found_at in silent else found_at
+            member = _look_at_member(config, wanted, where, report, opened)
             if member is not None:
                 found.append(member)
         _look_at_volume(report, config, found)
+    _look_at_paths(report)
     return report
 
 
+def _look_at_paths(report: Report) -> None:
+    snapshot = nvme_snapshot()
+    for about in report.members:
+        for controller, path in snapshot.paths(about.path or ""):
+            where = f"{controller.name} ({controller.transport} {controller.address})"
+            state = " ".join(filter(None, (controller.state, path.ana_state)))
+            about.paths.append(f"{where} {state}")
+            if controller.state != "live":
+                report.warnings.append(lost_path(about.path, where, state, Path(report.config)))
+
+
 def _look_at_member(
-    config: Config, wanted: MemberConfig, report: Report, opened: contextlib.ExitStack
+    config: Config,
+    wanted: MemberConfig,
+    path: Path | FX100Error,
+    report: Report,
+    opened: contextlib.ExitStack,
 ) -> DeviceMember | None:
     """Open one member and read its label; None if either fails."""
     identity = wanted.nvme.model_dump(mode="json", exclude_none=True) if wanted.nvme else {}
     about = MemberReport(None, identity)
     report.members.append(about)
     try:
-        path = member_path(wanted)
+        if isinstance(path, FX100Error):
+            raise path
         about.path = str(path)
         member = open_member(path, direct=config.io.direct, read_only=True)
         opened.callback(member.close)

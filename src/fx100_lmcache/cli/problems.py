@@ -54,7 +54,7 @@ _ADVICE: tuple[tuple[type[Exception], str, str], ...] = (
     (
         NvmeError,
         "the namespace cannot be found, so its share of every object cannot be read",
-        "nvme list-subsys; connect the subsystem, then: fx100 status {config}",
+        "fx100 nvme connect {config}, then: fx100 status {config}",
     ),
     (
         MissingMemberError,
@@ -139,6 +139,16 @@ def damaged_label(member: Member, label_size_bytes: int, front_is_good: bool) ->
         f"dd if={name} of={name} bs={LABEL_BYTES} count=1 skip={source} "
         f"seek={target} conv=notrunc,fsync",
         member.name,
+    )
+
+
+def lost_path(device: str | None, path: str, state: str, config: Path) -> Problem:
+    """Describe a path to a namespace that carries no I/O."""
+    return Problem(
+        f"{device}: path {path} is {state}",
+        "only other paths can serve its reads and writes; without any they fail",
+        f"fx100 nvme check {config}",
+        device,
     )
 
 

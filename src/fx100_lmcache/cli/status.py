@@ -31,8 +31,8 @@ def status_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
     [bold]JSON fields[/] (only ever added to): healthy; config; volume (UUID or null);
     formatted_unix_s; members: path, identity, index, label ("good", "damaged copy",
     "unreadable"), io_mode ("direct", "buffered", null), logical_block_bytes, size_bytes,
-    formatted_bytes; shards: shard, state ("in use", "free", "left behind", "claimed by another
-    host"), holder, generation, epoch; usage (null unless the volume is whole): entries,
+    formatted_bytes, paths; shards: shard, state ("in use", "free", "left behind", "claimed by
+    another host"), holder, generation, epoch; usage (null unless the volume is whole): entries,
     live_bytes, used_bytes, free_bytes, capacity_bytes, inode_slots, torn_inodes; problems and
     warnings: what, why, do, member.
     """
@@ -68,7 +68,7 @@ def show_problems(console: Console, problems: Iterable[Problem], heading: str) -
 
 
 def _member_table(members: Iterable[MemberReport]) -> Table:
-    table = Table("#", "member", "size", "I/O", "logical block", "label")
+    table = Table("#", "member", "size", "I/O", "logical block", "label", "paths")
     for member in members:
         name = member.path or ", ".join(f"{k}={v}" for k, v in member.identity.items())
         table.add_row(
@@ -78,6 +78,7 @@ def _member_table(members: Iterable[MemberReport]) -> Table:
             member.io_mode or "-",
             "-" if member.logical_block_bytes is None else f"{member.logical_block_bytes} B",
             member.label,
+            escape("\n".join(member.paths)) or "-",
         )
     return table
 

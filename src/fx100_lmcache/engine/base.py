@@ -70,6 +70,8 @@ class Transfer:
         xxh3-64 of the bytes moved, once the status is OK (or MISMATCH).
     in_kernel : bool
         Set when the job's deadline found it there: it will be reported to ``Job.on_late``.
+    first_failure : bool
+        It failed, and was the first to do so since the member last worked: no sign of a lost path.
     started, stuck, ticket, max_io_bytes, slot, refusals
         The engine's own: taken by a thread; counted as stuck; handle in a native pool; call size
         of a retry (0: the member's); the member that it was queued for; large calls that this
@@ -86,6 +88,7 @@ class Transfer:
     status: Status = Status.PENDING
     error: OSError | None = None
     in_kernel: bool = False
+    first_failure: bool = False
     started: bool = False
     stuck: bool = False
     ticket: int = 0
@@ -153,9 +156,19 @@ class MemberState:
 
 
 class Engine(Protocol):
-    """Moves pieces. Implementations: threads (the product), in-line (tests)."""
+    """Moves pieces. Implementations: threads (the product), in-line (tests).
+
+    Attributes
+    ----------
+    open_jobs : int
+        Jobs submitted and not reported.
+    bounced_transfers : int
+        Transfers so far that needed a buffer of the engine's own.
+    """
 
     kind: str
+    open_jobs: int
+    bounced_transfers: int
 
     def now(self) -> float:
         """Return the clock that deadlines are measured on, in seconds."""

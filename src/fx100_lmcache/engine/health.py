@@ -1,8 +1,9 @@
 """Health of one member: up, suspect or down. Pure; the engine tells it what happened.
 
 *Suspect*: the kernel has kept a transfer past its deadline. *Down*: several transfers in a row
-failed. Neither is promised by lookups nor chosen for writes; a probe that reads the member's
-label, or the return of everything that was stuck, brings it back.
+failed, or one that was stuck did. Neither is promised by lookups nor chosen for writes; a probe
+that reads the member's label brings it back, and so does the return of all that was stuck, if it
+worked.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ class MemberHealth:
                 if self._row < ERRORS_IN_A_ROW:
                     self._row = 0
 
-    def note_error(self, error: OSError) -> None:
-        """Record a transfer that failed."""
+    def note_error(self, error: OSError) -> bool:
+        """Record a transfer that failed; return whether it is the first in a row."""
         with self._lock:
             self.errors += 1
             self._row += 1
             self.last_error = str(error)
+            return self._row == 1
 
     def note_stuck(self) -> None:
         """Record a transfer that the kernel kept past its deadline."""
@@ -56,11 +58,13 @@ class MemberHealth:
             self.stuck += 1
             self.last_error = "a transfer passed its deadline in the kernel"
 
-    def note_returned(self) -> None:
-        """Record that a stuck transfer came back."""
+    def note_returned(self, works: bool) -> None:
+        """Record that a stuck transfer came back; if it failed, only a probe ends *down*."""
         with self._lock:
             self.stuck -= 1
             self._forgiven = min(self._forgiven, self.stuck)
+            if not works:
+                self._row = max(self._row, ERRORS_IN_A_ROW)
 
     def note_probe(self, works: bool) -> None:
         """Record the outcome of reading the label: it alone ends *down*."""

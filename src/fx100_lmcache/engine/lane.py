@@ -102,30 +102,33 @@ class PythonLane:
         while (transfer := self._queue.get()) is not None:
             self._running.add(transfer)
             with transfer.job.lock:
-                if transfer.status is not Status.PENDING:
-                    self._running.discard(transfer)
-                    continue
-                transfer.started = True
-            try:
-                if _is_direct(transfer, self._member.logical_block_bytes):
-                    checksum = self._move(transfer)
-                else:
-                    bounce = self._sized(bounce)
-                    checksum = self._move_bounced(transfer, bounce)
-                outcome, problem = Status.OK, None
-                if transfer.expected is not None and transfer.expected != checksum:
-                    outcome = Status.MISMATCH
-            except OSError as error:
-                outcome, checksum, problem = Status.ERROR, 0, error
-            except Exception as error:  # a thread that dies would take its queue with it
-                log.exception("%s: unexpected failure", self._member.name)
-                outcome, checksum, problem = Status.ERROR, 0, OSError(errno.EIO, repr(error))
+                transfer.started = transfer.status is Status.PENDING
+            if transfer.started:
+                bounce = self._serve(transfer, bounce)
             self._running.discard(transfer)
-            try:
-                self._finish(transfer, outcome, checksum, problem)
-            except Exception:
-                log.exception("a completion handler failed")
-            del transfer
+            del transfer  # an idle thread must not keep the caller's memory
+
+    def _serve(self, transfer: Transfer, bounce: mmap.mmap | None) -> mmap.mmap | None:
+        """Move a transfer and report it; return the bounce buffer for the next one."""
+        try:
+            if _is_direct(transfer, self._member.logical_block_bytes):
+                checksum = self._move(transfer)
+            else:
+                bounce = self._sized(bounce)
+                checksum = self._move_bounced(transfer, bounce)
+            outcome, problem = Status.OK, None
+            if transfer.expected is not None and transfer.expected != checksum:
+                outcome = Status.MISMATCH
+        except OSError as error:
+            outcome, checksum, problem = Status.ERROR, 0, error
+        except Exception as error:  # a thread that dies would take its queue with it
+            log.exception("%s: unexpected failure", self._member.name)
+            outcome, checksum, problem = Status.ERROR, 0, OSError(errno.EIO, repr(error))
+        try:
+            self._finish(transfer, outcome, checksum, problem)
+        except Exception:
+            log.exception("a completion handler failed")
+        return bounce
 
     def _move(self, transfer: Transfer) -> int:
         """Move straight between the member and the caller's buffer."""

@@ -22,6 +22,7 @@ from fx100_lmcache.members.base import Member
 log = logging.getLogger(__name__)
 
 SMALLEST_IO_BYTES = 128 * 1024
+RETIRED_S = 2.0  # a replaced member is kept open at least so long
 MAX_STUCK = 64  # transfers of one member that may be left in the kernel, over all its returns
 _PAGE_BYTES = 4096  # no logical block is larger
 _TOO_LARGE_ERRORS = frozenset({errno.EIO, errno.EINVAL, errno.EREMOTEIO})
@@ -64,6 +65,7 @@ class _Slot:
     refusals: int = 0
     """Times that a large call failed and smaller ones worked, since a large one last worked."""
     health: MemberHealth = field(default_factory=MemberHealth)
+    retired_at: float = 0.0
     reads: Lane = field(init=False)
     writes: Lane = field(init=False)
     bounced: Lane = field(init=False)
@@ -150,7 +152,8 @@ class LaneEngine:
         self._sequence = itertools.count()
         self._wake = threading.Condition()
         self._closing = threading.Event()
-        self._open_jobs = 0
+        self.open_jobs = 0
+        self.bounced_transfers = 0
         self._slots = [self._equip(i, m) for i, m in enumerate(members)]
         self._retired: list[_Slot] = []
         if lanes is None:
@@ -181,6 +184,7 @@ class LaneEngine:
         """Queue jobs."""
         queued: dict[int, tuple[Lane, list[Transfer]]] = {}
         refused: list[tuple[_Slot, Transfer]] = []
+        bounced = 0
         now = self.now()
         for job in jobs:
             for transfer in job.transfers:
@@ -191,9 +195,11 @@ class LaneEngine:
                 transfer.refusals = slot.refusals
                 transfer.slot = slot
                 lane = self._lane_for(slot, transfer)
+                bounced += lane is slot.bounced
                 queued.setdefault(id(lane), (lane, []))[1].append(transfer)
         with self._wake:
-            self._open_jobs += len(jobs)
+            self.open_jobs += len(jobs)
+            self.bounced_transfers += bounced
             next_at = self._expiry[0][0] if self._expiry else float("inf")
             for job in jobs:
                 heapq.heappush(self._expiry, (job.deadline, next(self._sequence), job))
@@ -201,6 +207,9 @@ class LaneEngine:
                 self._wake.notify_all()
         for lane, transfers in queued.values():
             lane.submit(transfers)
+        if self._closing.is_set():  # meanwhile, and these were not seen there
+            for job in jobs:
+                self._expire(job)
         for slot, transfer in refused:
             self._refuse(slot, transfer, late=transfer.job.deadline <= now)
         for job in jobs:
@@ -235,7 +244,7 @@ class LaneEngine:
         elif self._retry_smaller(slot, transfer, problem):
             return
         else:
-            slot.health.note_error(problem)
+            transfer.first_failure = slot.health.note_error(problem)
             log.warning("%s: %s", slot.member.name, problem)
         self._settle(slot, transfer, status, checksum, problem)
 
@@ -260,6 +269,7 @@ class LaneEngine:
         with transfer.job.lock:
             if (
                 transfer.status is not Status.PENDING
+                or transfer.stuck  # the deadline has passed
                 or problem.errno not in _TOO_LARGE_ERRORS
                 or used // 2 < SMALLEST_IO_BYTES
             ):
@@ -293,7 +303,7 @@ class LaneEngine:
                 job.returned.append(transfer)
                 late = False  # told after on_done
         if transfer.stuck:
-            slot.health.note_returned()
+            slot.health.note_returned(works=problem is None)
         if late and job.on_late is not None:
             job.on_late(transfer)
         if done:
@@ -313,8 +323,8 @@ class LaneEngine:
                 job.on_late = None
             job.transfers, job.on_done = (), _reported
             with self._wake:
-                self._open_jobs -= 1
-                if not self._open_jobs:
+                self.open_jobs -= 1
+                if not self.open_jobs:
                     self._wake.notify_all()
         for transfer in returned:
             if late is not None:
@@ -382,6 +392,9 @@ class LaneEngine:
         found = self._probe(index, slot.member)
         if found is None:
             slot.health.note_probe(works=False)
+        elif self._closing.is_set():
+            if found is not slot.member:
+                found.close()
         elif found is slot.member:
             slot.health.note_probe(works=True)
             log.warning("%s: up again (was %s)", found.name, before)
@@ -390,6 +403,7 @@ class LaneEngine:
             found.close()
         else:
             self._slots[index] = self._equip(index, found)
+            slot.retired_at = self.now()
             self._retired.append(slot)
             slot.close()
             log.warning("%s: back as %s", slot.member.name, found.name)
@@ -399,8 +413,10 @@ class LaneEngine:
         return sum(slot.health.stuck for slot in slots if slot.index == index)
 
     def _close_idle_retired(self) -> None:
-        # only when the kernel has let go: its descriptor must not be reused under a transfer
-        for slot in [slot for slot in self._retired if slot.idle]:
+        # only when the kernel has let go, and whoever was just submitting: its descriptor must not
+        # be reused under a transfer
+        until = self.now() - RETIRED_S
+        for slot in [slot for slot in self._retired if slot.idle and slot.retired_at <= until]:
             self._retired.remove(slot)
             slot.member.close()
 
@@ -434,18 +450,24 @@ class LaneEngine:
                 slot.member.flush()
 
     def close(self, deadline_s: float) -> int:
-        """Wait for open jobs until the deadline, then stop."""
+        """Wait for open jobs, and for what is stuck, until the deadline; then stop."""
         until = time.monotonic() + deadline_s
         with self._wake:
-            while self._open_jobs and (left_s := until - time.monotonic()) > 0:
+            while (self.open_jobs or self._stuck()) and (left_s := until - time.monotonic()) > 0:
                 self._wake.wait(min(0.1, left_s))
+            self._closing.set()
             left = [job for _, _, job in self._expiry]
-        self._closing.set()
         for job in left:
             self._expire(job)
         for slot in self._slots:
             slot.close()
+        for slot in self._retired:
+            if slot.idle:
+                slot.member.close()
         self._lanes.close()
+        return self._stuck()
+
+    def _stuck(self) -> int:
         return sum(self._stuck_at(slot.index) for slot in self._slots)
 
 

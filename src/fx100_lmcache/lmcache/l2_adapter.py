@@ -39,6 +39,7 @@ from fx100_lmcache.lmcache.replay import Replays
 from fx100_lmcache.lmcache.results import Results
 from fx100_lmcache.lmcache.stuck import StuckWatch, terminate_process
 from fx100_lmcache.lmcache.tasks import Deleted, Evicted, LoadDone, LoadTask, PutDone, StoreTask
+from fx100_lmcache.metrics import publish
 from fx100_lmcache.mount import Mounted, mount
 from fx100_lmcache.store import LoadItem, LoadResult, PutItem, PutResult
 
@@ -114,6 +115,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         store.on_evicted(lambda entries: self._events.post(Evicted(entries)))
         self._events.start()
         self._watch.start()
+        self._metrics = publish(self.report_status, config.metrics, role="mp")
 
     def _seed_usage(self) -> None:
         for meta, length in self._store.bytes_by_meta().items():
@@ -383,6 +385,8 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         if left:
             log.error("closed with %d transfers still in the kernel", left)
         self._events.close(FAREWELL_S)
+        if self._metrics is not None:
+            self._metrics.close()
         for results in (self._stores, self._lookups, self._loads):
             results.close()
 

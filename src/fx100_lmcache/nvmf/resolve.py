@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import aiofiles.os
 
+from fx100_lmcache.config.nvme import NvmeNamespace
 from fx100_lmcache.nvmf.errors import (
     AmbiguousNamespaceError,
     NamespaceNotFoundError,
+    NvmeError,
     StaleNodeError,
 )
 from fx100_lmcache.nvmf.identity import NamespaceIdentity
@@ -22,6 +25,11 @@ POLL_S = 0.2
 """The kernel scans namespaces in the background after a connect; it takes 10 to 500 ms."""
 MAX_SEEN = 16
 """Lines in an error's list of what is there."""
+
+
+def identity_of(names: NvmeNamespace) -> NamespaceIdentity:
+    """Return the identity that a configuration gives a member."""
+    return NamespaceIdentity(**names.model_dump())
 
 
 def find(snapshot: Snapshot, wanted: NamespaceIdentity) -> Namespace:
@@ -45,6 +53,22 @@ def find(snapshot: Snapshot, wanted: NamespaceIdentity) -> Namespace:
     if len(near) > MAX_SEEN:
         seen.append(f"and {len(near) - MAX_SEEN} more")
     raise NamespaceNotFoundError(str(wanted), seen)
+
+
+async def resolve_all(
+    wanted: Sequence[NamespaceIdentity], sysfs: Sysfs, dev_root: Path = Path("/dev")
+) -> list[Namespace | NvmeError]:
+    """Find several namespaces in one look; each as `resolve` does, with its error as a value."""
+    snapshot = await sysfs.snapshot()
+    found: list[Namespace | NvmeError] = []
+    for each in wanted:
+        try:
+            namespace = find(snapshot, each)
+            await _check_node(namespace, dev_root)
+            found.append(namespace)
+        except NvmeError as error:
+            found.append(error)
+    return found
 
 
 async def resolve(
@@ -72,13 +96,12 @@ async def resolve(
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        try:
-            namespace = find(await sysfs.snapshot(), wanted)
-            await _check_node(namespace, dev_root)
-            return namespace
-        except (NamespaceNotFoundError, StaleNodeError):
-            if time.monotonic() >= deadline:
-                raise
+        [found] = await resolve_all([wanted], sysfs, dev_root)
+        if isinstance(found, Namespace):
+            return found
+        may_come = isinstance(found, NamespaceNotFoundError | StaleNodeError)
+        if not may_come or time.monotonic() >= deadline:
+            raise found
         await asyncio.sleep(POLL_S)
 
 

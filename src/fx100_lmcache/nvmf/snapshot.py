@@ -126,6 +126,16 @@ class Snapshot:
             if subsystem_nqn in (None, subsystem.nqn):
                 yield from subsystem.controllers
 
+    def paths(self, device: str) -> Iterator[tuple[Controller, NamespacePath]]:
+        """Yield the paths to a device node, each with its controller."""
+        for subsystem in self.subsystems:
+            controllers = {each.name: each for each in subsystem.controllers}
+            for namespace in subsystem.namespaces:
+                if namespace.device == device:
+                    for path in namespace.paths:
+                        if (controller := controllers.get(path.controller)) is not None:
+                            yield controller, path
+
     def namespaces(self) -> Iterator[Namespace]:
         """Yield all namespaces that may be opened."""
         for subsystem in self.subsystems:

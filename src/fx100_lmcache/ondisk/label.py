@@ -108,4 +108,6 @@ def unpack_label(block: bytes) -> Label:
         for i in range(count)
     )
     geometry = Geometry(block_bytes, frame_blocks, inode_bytes, align_units * 512, shards, members)
+    if not geometry.possible:
+        raise RecordError("label damaged: impossible geometry")
     return Label(uuid.UUID(bytes=volume), index, created, geometry)

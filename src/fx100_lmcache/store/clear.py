@@ -69,12 +69,13 @@ class Clearer:
 
     def _raised(self, job: Job, rows: list[int]) -> None:
         core = self._core
-        if not job.ok:
+        raised = job.ok and len(job.transfers) > 0  # none, if every member is away
+        if not raised:
             core.counts["erase_failures"] += 1
             log.error("clear: the new generation was not written everywhere; erasing one by one")
         with core.lock:
             for row in rows:
-                if job.ok:
+                if raised:
                     self._eraser.forget(row)
                 else:
                     self._eraser.erase_hidden(row)

@@ -41,21 +41,45 @@ class Eraser:
         if not core.catalog.being_read(row):
             self.erase_hidden(row)
 
-    def evict(self, blocks: int) -> int:
+    def evict(self, blocks: int, at_most: int = 1 << 62) -> int:
         """Drop least recently used entries worth ``blocks``; return how many were dropped."""
         core = self._core
         if blocks <= 0:
             return 0
-        rows = core.catalog.victims(blocks, core.engine.now(), core.engine.down_mask())
+        now, down = core.engine.now(), core.engine.down_mask()
+        return self._evict(core.catalog.victims(blocks, now, down, at_most))
+
+    def evict_frames(self, frames: int) -> int:
+        """Empty shared frames, whatever the age of what is in them.
+
+        For an object that needs whole frames when free blocks are many but scattered. The frames
+        with most room are chosen, so that few entries have to go.
+        """
+        core = self._core
+        now, down = core.engine.now(), core.engine.down_mask()
+        rows: set[int] = set()
+        for member, blocks in core.space.roomiest(down, 2 * frames):
+            there = core.catalog.rows_on(member, blocks)
+            if all(core.catalog.evictable(row, now, down) for row in there):
+                rows.update(there)
+                frames -= 1
+                if frames == 0:
+                    break
+        return self._evict(sorted(rows))
+
+    def _evict(self, rows: list[int]) -> int:
+        core = self._core
         told = []
         for row in rows:
-            entry = core.catalog.entry(row)
-            told.append((entry.digest, entry.length, entry.meta))
-            self.drop(row)
-        core.counts["evictions"] += len(rows)
+            # an erase that ends at once lets a put go on, which may have evicted this one, too
+            if core.catalog.is_live(row):
+                entry = core.catalog.entry(row)
+                told.append((entry.digest, entry.length, entry.meta))
+                self.drop(row)
+        core.counts["evictions"] += len(told)
         if told:
             core.on_evicted(told)
-        return len(rows)
+        return len(told)
 
     def erase_hidden(self, row: int) -> None:
         """Erase a hidden entry that nobody reads, then forget it. The lock is held."""
@@ -80,6 +104,11 @@ class Eraser:
             for row in rows:
                 self._core.space.hold_slot(row)
                 self._erase(_Victim(Extent(row, ()), b"", published=False))
+
+    @property
+    def unerased(self) -> int:
+        """Inodes that could not be erased and wait for another attempt."""
+        return len(self._failed)
 
     def retry_failed(self) -> None:
         """Try again what could not be erased while a member was away. The lock is held."""

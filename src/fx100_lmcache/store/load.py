@@ -62,6 +62,7 @@ class LoadResult:
 class _Batch:
     results: list[LoadResult | None]
     on_done: Callable[[list[LoadResult]], None]
+    started: float
     open_: int = 0
     finished: list[LoadResult] = field(default_factory=list)
 
@@ -91,8 +92,9 @@ class Loader:
             for memory whose owner reuses it after the report.
         """
         core = self._core
-        deadline = core.engine.now() + (deadline_s or core.options.load_s)
-        batch = _Batch([None] * len(items), on_done)
+        now = core.engine.now()
+        deadline = now + (deadline_s or core.options.load_s)
+        batch = _Batch([None] * len(items), on_done, now)
         jobs = []
         with core.lock:
             down = core.engine.down_mask()
@@ -148,7 +150,7 @@ class Loader:
 
         def done(job: Job) -> None:
             stuck[0] = sum(t.in_kernel for t in job.transfers)
-            result = self._outcome(job, entry)
+            result = self._outcome(job, entry, batch.started)
             if stuck[0]:
                 result = replace(result, in_kernel=True)
             else:
@@ -171,11 +173,12 @@ class Loader:
             if self._core.catalog.stop_reading(row):
                 self._eraser.erase_hidden(row)
 
-    def _outcome(self, job: Job, entry: Entry) -> LoadResult:
+    def _outcome(self, job: Job, entry: Entry, started: float) -> LoadResult:
         """Judge a finished read, and drop an entry that has proven bad."""
         core = self._core
         statuses = {t.status for t in job.transfers}
         with core.lock:
+            core.counts["read_us"] += round((job.finished_at - started) * 1e6)
             if statuses == {Status.OK}:
                 core.counts["load_hits"] += 1
                 core.counts["read_bytes"] += entry.length
@@ -187,12 +190,13 @@ class Loader:
                 self._drop(entry.row)
                 return self._miss("checksum")
             if Status.ERROR in statuses:
-                # once may be a path that is being lost; twice on a member that is up is bad media
-                up = not core.engine.down_mask()
-                if up and entry.row in self._failed_once:
+                # once may be a path that is being lost; twice, while the rest works, is bad media
+                failed = (t for t in job.transfers if t.status is Status.ERROR)
+                alone = not core.engine.down_mask() and all(t.first_failure for t in failed)
+                if alone and entry.row in self._failed_once:
                     log.error("unreadable twice, dropped: %s", _where(job))
                     self._drop(entry.row)
-                elif up:
+                elif alone:
                     self._failed_once.add(entry.row)
                 return self._miss("error")
             core.counts["deadline_misses"] += 1

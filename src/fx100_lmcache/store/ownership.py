@@ -53,7 +53,8 @@ class Ownership:
         member = next((m for m in members if not down >> m & 1), 0)
         offset = core.geometry.claim_offset(0, 0)
         transfer = Transfer(member, offset, self._buffer, 0, self._buffer.length)
-        deadline = core.engine.now() + core.options.load_s
+        look_s = min(core.options.load_s, core.options.store_s)  # whole puts wait for it
+        deadline = core.engine.now() + look_s
         core.engine.submit([Job(False, [transfer], deadline, self._looked)])
 
     def _looked(self, job: Job) -> None:

@@ -19,6 +19,8 @@ from fx100_lmcache.store.erase import Eraser
 
 log = logging.getLogger(__name__)
 
+_EVICTED_AHEAD = 64  # entries in one go, so that lookups do not wait for long
+
 
 @dataclass(slots=True)
 class PutItem:
@@ -59,12 +61,13 @@ class PutResult:
 @dataclass(slots=True, eq=False)
 class _Put:
     item: PutItem
+    started: float
     deadline: float
     tell: list[Callable[[PutResult], None]]
     generation: dict[int, int] = field(default_factory=dict)
     extent: Extent | None = None
     stuck: int = 0
-    tried: bool = False
+    evictions: int = 0
 
 
 class Putter:
@@ -88,7 +91,8 @@ class Putter:
         if not items:
             on_done([])
             return
-        deadline = core.engine.now() + (deadline_s or core.options.store_s)
+        now = core.engine.now()
+        deadline = now + (deadline_s or core.options.store_s)
         results: list[PutResult | None] = [None] * len(items)
         left = [len(items)]
 
@@ -105,19 +109,23 @@ class Putter:
 
         jobs = []
         for number, item in enumerate(items):
-            job = self._begin(item, deadline, teller(number))
+            job = self._begin(item, now, deadline, teller(number))
             if job is not None:
                 jobs.append(job)
         core.engine.submit(jobs)
 
     def _begin(
-        self, item: PutItem, deadline: float, tell: Callable[[PutResult], None]
+        self,
+        item: PutItem,
+        started: float,
+        deadline: float,
+        tell: Callable[[PutResult], None],
     ) -> Job | None:
         core = self._core
         with core.lock:
             early = self._answer_at_once(item, tell)
             if early is None:
-                put = _Put(item, deadline, [tell])
+                put = _Put(item, started, deadline, [tell])
                 self._pending[item.digest] = put
                 core.write_bytes += item.buffer.length
                 return self._allocate(put)
@@ -172,13 +180,11 @@ class Putter:
         down = core.engine.down_mask()
         pieces = self._max_pieces(put.item)
         extent = core.space.allocate(blocks, down, pieces)
-        if extent is None and not put.tried:
-            put.tried = True
-            # in whole frames, so that long runs come free too; those who wait count on theirs
-            claimed = sum(core.geometry.blocks_for(p.item.buffer.length) for p in self._waiting)
-            wanted = claimed + max(blocks, core.geometry.frame_blocks * 2)
-            self._eraser.evict(wanted - core.erasing_blocks)
+        while extent is None and put.evictions < 3:
+            self._make_room(put, blocks)
             extent = core.space.allocate(blocks, down, pieces)
+            if core.erasing_blocks:
+                break  # wait and see
         if extent is None:
             self._wait(put, "full")
             return None
@@ -187,6 +193,24 @@ class Putter:
         put.generation = dict(core.generations)
         self._keep_reserve()
         return self._data_job(put, extent)
+
+    def _make_room(self, put: _Put, blocks: int) -> None:
+        """Evict for an object that found no space, or none in few enough pieces.
+
+        First the oldest, if blocks are short; then what lies in frames that are nearly free; then
+        the oldest once more.
+        """
+        core = self._core
+        # those who wait count on what is being erased
+        claimed = sum(core.geometry.blocks_for(p.item.buffer.length) for p in self._waiting)
+        free = core.space.free_blocks_up(core.engine.down_mask())
+        frame = core.geometry.frame_blocks
+        scattered = free + core.erasing_blocks - claimed >= blocks + frame
+        put.evictions = max(put.evictions + 1, 2 if scattered else 1)
+        if put.evictions == 2:
+            self._eraser.evict_frames(-(-blocks // frame))
+        else:
+            self._eraser.evict(max(blocks, 2 * frame) + claimed - core.erasing_blocks)
 
     def _wait(self, put: _Put, reason: str) -> None:
         """Keep a put until an erase in flight ends; drop it if there is none."""
@@ -199,9 +223,11 @@ class Putter:
         core = self._core
         total = core.space.total_blocks
         reserve = int(total * core.options.reserve_fraction)
-        missing = reserve - core.space.free_blocks - core.erasing_blocks
+        free = core.space.free_blocks_up(core.engine.down_mask())
+        missing = reserve - free - core.erasing_blocks
         if missing > 0:
-            self._eraser.evict(max(missing, int(total * core.options.evict_batch_fraction)))
+            batch = int(total * core.options.evict_batch_fraction)
+            self._eraser.evict(max(missing, batch), at_most=_EVICTED_AHEAD)
 
     def _retry_waiting(self) -> None:
         core = self._core
@@ -370,6 +396,7 @@ class Putter:
     def _finish(self, put: _Put, result: PutResult) -> None:
         core = self._core
         core.write_bytes -= put.item.buffer.length
+        core.counts["written_us"] += round((core.engine.now() - put.started) * 1e6)
         del self._pending[put.item.digest]
         for position, tell in enumerate(put.tell):
             # those who joined wrote nothing themselves

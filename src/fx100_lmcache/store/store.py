@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fx100_lmcache.aligned import return_memory
 from fx100_lmcache.claim import ShardClaim, take_claim
 from fx100_lmcache.engine.base import Engine
 from fx100_lmcache.identity import ChunkMeta
@@ -25,6 +26,8 @@ from fx100_lmcache.store.put import PutItem, PutResult, Putter
 from fx100_lmcache.volume import Volume
 
 log = logging.getLogger(__name__)
+
+_MANY_ENTRIES = 100_000  # from here on recovery leaves much memory to give back
 
 
 class Store:
@@ -100,6 +103,8 @@ class Store:
             if generation != core.generations[shard]:
                 self._clearer.restore_generation(shard, generation)
         self._adopt(found)
+        if len(found) > _MANY_ENTRIES:
+            return_memory()
         self.recovery_s = time.perf_counter() - started
         self.torn_inodes = found.torn
         core.counts["torn_inodes"] += found.torn
@@ -137,13 +142,16 @@ class Store:
         deadline_s: float | None = None,
     ) -> None:
         """Store objects; see :class:`~fx100_lmcache.store.put.Putter`."""
+        until = self._core.engine.now() + (deadline_s or self.options.store_s)
 
         def go(ours: bool) -> None:
             if ours:
-                self._putter.put(items, on_done, deadline_s)
+                left_s = until - self._core.engine.now()  # the look at the claim took some of it
+                self._putter.put(items, on_done, max(left_s, 1e-3))
             else:
-                self._core.counts["put_drop_claim_lost"] += len(items)
-                on_done([PutResult(False, reason="claim_lost")] * len(items))
+                reason = "claim_lost" if self._ownership.lost else "claim_unread"
+                self._core.counts[f"put_drop_{reason}"] += len(items)
+                on_done([PutResult(False, reason=reason)] * len(items))
 
         self._ownership.when_checked(go)
 
@@ -350,8 +358,9 @@ class Store:
 
     def counts(self) -> dict[str, int]:
         """Copy all counters."""
+        bounced = self._core.engine.bounced_transfers
         with self._core.lock:
-            return dict(self._core.counts)
+            return {**self._core.counts, "bounced_transfers": bounced}
 
     @property
     def healthy(self) -> bool:
@@ -371,8 +380,8 @@ class Store:
         attempts = counts.get("put_drop_error", 0) + counts.get("put_drop_deadline", 0)
         if attempts >= 10 and not counts.get("puts_stored"):
             found.append(f"none of {attempts} puts succeeded")
-        if counts.get("erase_failures"):
-            found.append(f"{counts['erase_failures']} inodes could not be erased")
+        if unerased := self._eraser.unerased:
+            found.append(f"{unerased} inodes could not be erased so far; their space waits")
         return found
 
     def status(self) -> dict[str, Any]:
@@ -395,6 +404,8 @@ class Store:
                 "quarantined": space.quarantined,
             },
             "shards": sorted(self._claims),
+            "write_backlog_bytes": core.write_bytes,
+            "jobs_in_flight": core.engine.open_jobs,
             "recovery_s": round(self.recovery_s, 3),
             "damaged_labels": list(self.volume.damaged_labels),
             "members": [

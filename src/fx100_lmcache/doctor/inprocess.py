@@ -1,0 +1,167 @@
+"""LMCache's settings inside vLLM."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+from fx100_lmcache.doctor.documents import Document, EngineSettings
+from fx100_lmcache.doctor.findings import note, ok, problem, warning
+from fx100_lmcache.errors import FX100Error
+from fx100_lmcache.lmcache.inprocess_guard import (
+    STABLE_HASH,
+    SUPPORTED_LMCACHE,
+    Host,
+    check_hash,
+    check_setup,
+    warnings_for,
+)
+from fx100_lmcache.nvmf.check import Finding
+
+CONNECTOR = "LMCacheConnectorV1"
+OUR_CLASS = "FX100StoragePlugin"
+
+
+def check_inprocess(
+    document: Document | None, config_path: Path, environment: Mapping[str, str] = os.environ
+) -> Iterator[Finding]:
+    """Judge what LMCache and vLLM are told.
+
+    Parameters
+    ----------
+    document : Document or None
+        What their file says; None if none was given.
+    config_path : Path
+        Our own YAML, which LMCache must be told of.
+    """
+    if document is None or document.engine is None:
+        yield note(
+            "in-process: settings",
+            "hash, host memory, plugin and load failure policy were not checked",
+            "LMCache's defaults find nothing again after a restart",
+            "give --lmcache-config with LMCache's file, or vLLM's (configs/vllm-inprocess.yaml)",
+        )
+        return
+    engine, file = document.engine, document.path
+    yield from _check_plugins(engine, file, config_path)
+    yield _check_hash(engine, environment)
+    yield from _check_policy(document)
+    yield from _check_refused(engine, file)
+    host = Host()  # its policy is judged above, with its own words
+    for text in warnings_for(engine, host, _our_names(engine), SUPPORTED_LMCACHE):
+        yield warning("in-process: settings", *_parted(text))
+
+
+def _check_plugins(engine: EngineSettings, file: Path, config_path: Path) -> Iterator[Finding]:
+    subject = "in-process: storage_plugins"
+    why = "LMCache does not load the plugin, logs nothing of it, and finds nothing"
+    if not engine.storage_plugins:
+        do = "see configs/lmcache-inprocess.yaml: storage_plugins: [fx100], and its extra_config"
+        yield problem(subject, f"{file} names no storage_plugins", why, do)
+        return
+    for name in engine.storage_plugins:
+        for key in ("module_path", "class_name"):
+            setting = f"storage_plugin.{name}.{key}"
+            if not engine.get_extra_config_value(setting):
+                what = f"extra_config of {file} has no {setting}"
+                yield problem(subject, what, why, f"add {setting} to extra_config")
+    if not _our_names(engine):
+        names = ", ".join(engine.storage_plugins)
+        what = f"none of the plugins ({names}) has class_name {OUR_CLASS}"
+        yield problem(subject, what, why, f"storage_plugin.NAME.class_name: {OUR_CLASS}")
+        return
+    yield _check_path(engine, file, config_path)
+
+
+def _our_names(engine: EngineSettings) -> list[str]:
+    return [
+        name
+        for name in engine.storage_plugins
+        if engine.get_extra_config_value(f"storage_plugin.{name}.class_name") == OUR_CLASS
+    ]
+
+
+def _check_path(engine: EngineSettings, file: Path, config_path: Path) -> Finding:
+    subject, named = "in-process: fx100.config", engine.get_extra_config_value("fx100.config")
+    if not isinstance(named, str) or not named:
+        return problem(
+            subject,
+            f"extra_config of {file} has no fx100.config",
+            "the plugin does not know its volume, and LMCache goes on without it",
+            f"add fx100.config: {config_path.absolute()} to extra_config",
+        )
+    path = Path(named).expanduser()
+    if path.absolute().resolve() != config_path.absolute().resolve():
+        return problem(
+            subject,
+            f"is {named}, which from here is not {config_path}",
+            "what is checked here is not what the plugin opens",
+            f"set fx100.config: {config_path.absolute()}, or: fx100 doctor {named}",
+        )
+    if not path.is_absolute():
+        return note(
+            subject,
+            f"is {named}, relative to where vLLM is started",
+            "started elsewhere, the plugin does not find it",
+            f"set fx100.config: {path.absolute()}",
+        )
+    return ok(subject, f"is {named}")
+
+
+def _check_hash(engine: EngineSettings, environment: Mapping[str, str]) -> Finding:
+    algorithm, subject = engine.pre_caching_hash_algorithm, "in-process: hash"
+    seed = environment.get("PYTHONHASHSEED")
+    try:
+        check_hash(algorithm, environment)
+    except FX100Error:
+        return problem(
+            subject,
+            f"pre_caching_hash_algorithm {algorithm} without PYTHONHASHSEED is another one after "
+            "every start",
+            "nothing that was stored is ever found again; the plugin refuses to start",
+            f"set {STABLE_HASH}",
+        )
+    if seed not in (None, "random"):
+        return ok(subject, f"{algorithm} with PYTHONHASHSEED={seed}, if vLLM has that too")
+    return ok(subject, f"{algorithm} is the same after every start")
+
+
+def _check_policy(document: Document) -> Iterator[Finding]:
+    subject, policy = "in-process: kv_load_failure_policy", document.load_failure_policy
+    do = 'set "kv_load_failure_policy": "recompute" in --kv-transfer-config'
+    why = "a chunk that cannot be read fails its request instead of being computed"
+    if policy is None:
+        yield note(subject, f"not in {document.path}; vLLM's default is fail", why, do)
+    elif policy != "recompute":
+        yield problem(subject, f"is {policy}", why, do)
+    else:
+        yield ok(subject, "is recompute")
+    if document.connector not in (None, CONNECTOR):
+        yield warning(
+            "in-process: kv_connector",
+            f"is {document.connector}, not {CONNECTOR}",
+            "only with the latter was LMCache inside vLLM tested",
+            f"set kv_connector: {CONNECTOR}",
+        )
+
+
+def _check_refused(engine: EngineSettings, file: Path) -> Iterator[Finding]:
+    """Ask the plugin's own guard, for an ordinary model on one rank."""
+    role = "scheduler" if engine.enable_scheduler_bypass_lookup else "worker"
+    metadata = SimpleNamespace(role=role, use_mla=False)
+    pool = None if engine.max_local_cpu_size <= 0 else object()
+    try:
+        check_setup(engine, metadata, pool)
+    except FX100Error as error:
+        what, why, do = _parted(str(error))
+        refused = "the plugin refuses to start, and LMCache goes on without it"
+        yield problem("in-process: settings", f"{what} ({file})", f"{why}; {refused}", do)
+
+
+def _parted(text: str) -> tuple[str, str, str]:
+    """Part a sentence of the guard's, ``what: why. Do this``."""
+    told, _, do = text.rpartition(". ")
+    what, _, why = told.partition(": ")
+    return what, why or "the plugin cannot work so", do[:1].lower() + do[1:]

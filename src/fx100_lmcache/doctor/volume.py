@@ -1,0 +1,85 @@
+"""Members, labels and claims, from what ``fx100 status`` sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from fx100_lmcache.config import Config
+from fx100_lmcache.doctor.findings import MP, Question, note, ok, problem
+from fx100_lmcache.nvmf.check import Finding, Severity
+
+if TYPE_CHECKING:  # the command line imports this package
+    from fx100_lmcache.cli.inspect import Report, ShardReport
+    from fx100_lmcache.cli.problems import Problem
+
+
+def check_volume(report: Report) -> Iterator[Finding]:
+    """Pass on what is wrong with the members, or say that all were found."""
+    yield from _told(Severity.PROBLEM, report.problems)
+    yield from _told(Severity.WARNING, report.warnings)
+    if report.usage is not None:
+        yield ok("volume", f"{report.volume}: all {len(report.members)} members found")
+
+
+def _told(severity: Severity, problems: Iterable[Problem]) -> Iterator[Finding]:
+    for each in problems:
+        yield Finding(severity, "volume", each.what, each.why, each.do)
+
+
+def shards_needed(config: Config, question: Question, there: int) -> range:
+    """Return the shards that this configuration opens."""
+    if MP in question.modes:
+        return range(there)
+    base = config.inprocess.shard_base
+    return range(base, min(base + question.ranks, there))
+
+
+def check_claims(
+    shards: Iterable[ShardReport],
+    question: Question,
+    program: Callable[[str], str],
+) -> Iterator[Finding]:
+    """Judge who owns the shards that this configuration opens.
+
+    Parameters
+    ----------
+    program : callable
+        Given a holder's own words, the command line of that process; empty if unknown.
+    """
+    for shard in shards:
+        subject, who = f"shard {shard.shard}", shard.holder or "an unknown process"
+        running = program(shard.holder)
+        who += f" ({running})" if running else ""
+        if shard.state == "in use":
+            yield _in_use(subject, who, question)
+        elif question.running:
+            yield problem(
+                subject,
+                "nobody holds it, though the server is meant to be running",
+                "the adapter or plugin was not loaded: everything is a miss",
+                "look for fx100 and 'Failed to create backend' in the log of LMCache or vLLM",
+            )
+        elif shard.state == "claimed by another host":
+            yield problem(
+                subject,
+                f"claimed by another host: {who}",
+                "two writers would destroy each other's entries, so it does not open here",
+                "stop the server there; if that host is gone: fx100 take-over CONFIG",
+            )
+        elif shard.state == "left behind":
+            yield note(subject, f"left behind by {who}", "that process died; the next one takes it")
+        else:
+            yield ok(subject, "free")
+
+
+def _in_use(subject: str, who: str, question: Question) -> Finding:
+    if question.running:
+        return ok(subject, f"in use by {who}")
+    return problem(
+        subject,
+        f"in use by {who}",
+        "a shard has one owner: a second server or rank does not start with it",
+        "if that is this configuration's own server, all is well: fx100 doctor CONFIG --running; "
+        "else stop it, or choose another inprocess.shard_base",
+    )

@@ -1,0 +1,250 @@
+"""Loads: take host memory from LMCache, read into it, hand out what was read whole.
+
+Memory is taken without waiting for others, except for puts of ours that are about to give some
+back. An object whose read is stuck in the kernel is a miss, and is kept until the kernel has let
+go of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from lmcache.v1.memory_management import MemoryFormat, MemoryObj
+
+from fx100_lmcache.identity import Layout
+from fx100_lmcache.lmcache.buffers import fits, io_buffer
+from fx100_lmcache.lmcache.counts import BurstLog, Counts
+from fx100_lmcache.lmcache.events import EventThread
+from fx100_lmcache.lmcache.inprocess_puts import PutQueue
+from fx100_lmcache.store import LoadItem, LoadResult, Store
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 5.0
+"""After its deadline the engine reports a load; this long we wait for the report."""
+
+
+class Allocator(Protocol):
+    """Where host memory comes from: LMCache's ``LocalCPUBackend``."""
+
+    def allocate(
+        self, shapes: Any, dtypes: Any, fmt: Any, *, eviction: bool, busy_loop: bool
+    ) -> MemoryObj | None:
+        """Return an object with one reference, or None when memory is short."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What to allocate for the objects of one layout; the lists are LMCache's to read only."""
+
+    layout: Layout
+    shapes: list[torch.Size]
+    dtypes: list[torch.dtype | None]
+    fmt: MemoryFormat
+
+
+class _Batch:
+    """Objects that are being filled. Whoever asked takes them, or leaves them to be freed."""
+
+    def __init__(self, count: int, notify: Callable[[], None]) -> None:
+        self._notify = notify
+        self._lock = threading.Lock()
+        self._objects: list[MemoryObj | None] = [None] * count
+        self._places: list[int] = []
+        self._done = False
+        self._left = False
+
+    def add(self, place: int, obj: MemoryObj) -> None:
+        """Note the destination of one key."""
+        self._objects[place] = obj
+        self._places.append(place)
+
+    def finish(self, results: list[LoadResult]) -> None:
+        """Sort good from bad; called by the store, from any thread."""
+        for place, result in zip(self._places, results, strict=True):
+            obj = self._objects[place]
+            if not result.length and obj is not None:
+                self._objects[place] = None
+                if not result.in_kernel:
+                    obj.ref_count_down()
+        self._end()
+
+    def fail(self) -> None:
+        """Nothing was asked of the store: free everything."""
+        release(self._objects)
+        self._objects = [None] * len(self._objects)
+        self._end()
+
+    def keep(self) -> None:
+        """Nobody knows whether the store still writes: a job that does holds the object."""
+        self._objects = [None] * len(self._objects)
+        self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._done = True
+            left = self._left
+        if left:
+            release(self._objects)
+        self._notify()
+
+    def take(self) -> list[MemoryObj | None]:
+        """Take the objects, or leave them if they are not there yet."""
+        with self._lock:
+            if self._done:
+                return self._objects
+            self._left = True
+        return [None] * len(self._objects)
+
+
+class Loads:
+    """Reads objects. Thread-safe; never raises.
+
+    Parameters
+    ----------
+    load_s : float
+        Deadline of a request, memory included.
+    puts : PutQueue
+        Whose objects in flight will give host memory back.
+    """
+
+    def __init__(self, store: Store, counts: Counts, load_s: float, puts: PutQueue) -> None:
+        self._store = store
+        self._counts = counts
+        self._load_s = load_s
+        self._puts = puts
+        self._kinds: dict[int, _Kind | None] = {}
+        self._short = BurstLog(log, "chunks were not loaded")
+        self._events = EventThread(
+            {partial: self._start_all}, lambda: False, counts, name="fx100-loads"
+        )
+        self._events.start()
+
+    def get(self, digests: Sequence[bytes], allocator: Allocator) -> list[MemoryObj | None]:
+        """Load objects and wait; None for each that is not there or failed."""
+        done = threading.Event()
+        batch = _Batch(len(digests), done.set)
+        self._start(batch, digests, allocator, time.monotonic() + self._load_s)
+        if not done.wait(self._load_s + GRACE_S):
+            self._counts.add("loads_abandoned")
+        return batch.take()
+
+    async def get_async(
+        self, digests: Sequence[bytes], allocator: Allocator
+    ) -> list[MemoryObj | None]:
+        """Load objects without ever blocking the event loop; otherwise as :meth:`get`."""
+        loop = asyncio.get_running_loop()
+        ready = asyncio.Event()
+
+        def notify() -> None:
+            try:
+                loop.call_soon_threadsafe(ready.set)
+            except RuntimeError:  # the loop was closed: nobody will take them
+                release(batch.take())
+
+        batch = _Batch(len(digests), notify)
+        until = time.monotonic() + self._load_s
+        self._events.post(partial(self._start, batch, digests, allocator, until))
+        try:
+            await asyncio.wait_for(ready.wait(), self._load_s + GRACE_S)
+        except TimeoutError:
+            self._counts.add("loads_abandoned")
+        except asyncio.CancelledError:
+            release(batch.take())
+            raise
+        return batch.take()
+
+    def _start_all(self, starts: list[Callable[[], None]]) -> None:
+        for start in starts:
+            start()
+
+    def _start(
+        self, batch: _Batch, digests: Sequence[bytes], allocator: Allocator, until: float
+    ) -> None:
+        try:
+            items = self._items(batch, digests, allocator, until)
+        except Exception:
+            self._counts.add("load_errors")
+            log.exception("load of %d chunks failed", len(digests))
+            batch.fail()
+            return
+        try:
+            deadline_s = max(0.01, until - time.monotonic())
+            self._store.load(items, batch.finish, hold=False, deadline_s=deadline_s)
+        except Exception:
+            self._counts.add("load_errors")
+            log.exception("load of %d chunks failed; their memory is lost", len(digests))
+            batch.keep()
+
+    def _items(
+        self, batch: _Batch, digests: Sequence[bytes], allocator: Allocator, until: float
+    ) -> list[LoadItem]:
+        """Take memory for everything that is there, as far as it goes."""
+        items = []
+        described = self._store.describe(digests)
+        for place, (digest, told) in enumerate(zip(digests, described, strict=True)):
+            if told is None:
+                continue
+            length, number = told
+            kind = self._kind(number)
+            if kind is None:
+                continue
+            obj = self._allocate(allocator, kind, until)
+            if obj is None:
+                self._counts.add("load_no_memory", len(digests) - place)
+                self._short.note("host memory is short, raise max_local_cpu_size")
+                break
+            if obj.get_size() != length:
+                self._counts.add("load_layout")
+                obj.ref_count_down()
+                continue
+            batch.add(place, obj)
+            accept = partial(fits, kind.layout, length)
+            items.append(LoadItem(digest, io_buffer(obj), accept, obj.ref_count_down))
+        return items
+
+    def _allocate(self, allocator: Allocator, kind: _Kind, until: float) -> MemoryObj | None:
+        while True:
+            before = self._puts.released
+            obj = allocator.allocate(
+                kind.shapes, kind.dtypes, kind.fmt, eviction=True, busy_loop=False
+            )
+            if obj is not None or not self._puts.wait_for_release(before, until):
+                return obj
+
+    def _kind(self, number: int) -> _Kind | None:
+        if number not in self._kinds:
+            layout = self._store.meta(number).layout
+            try:
+                self._kinds[number] = _kind_of(layout)
+            except (AttributeError, KeyError, TypeError) as problem:
+                self._counts.add("load_layout")
+                log.warning("stored objects of an unknown layout: %r", problem)
+                self._kinds[number] = None
+        return self._kinds[number]
+
+    def close(self, timeout_s: float) -> None:
+        """Stop, after the store has closed."""
+        self._events.close(timeout_s)
+
+
+def _kind_of(layout: Layout) -> _Kind:
+    shapes = [torch.Size(shape) for _, shape in layout.tensors]
+    dtypes = [None if name == "None" else getattr(torch, name) for name, _ in layout.tensors]
+    return _Kind(layout, shapes, dtypes, MemoryFormat[layout.format])
+
+
+def release(objects: Iterable[MemoryObj | None]) -> None:
+    """Give back one reference of each object."""
+    for obj in objects:
+        if obj is not None:
+            obj.ref_count_down()

@@ -1,0 +1,134 @@
+"""Stores that are open in this process.
+
+LMCache's API can construct a plugin again without closing the first one. A second opener of a
+shard would be refused, so the second plugin attaches to the store that is open; the last one to
+close closes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fx100_lmcache.config import Config
+from fx100_lmcache.lmcache.counts import Counts
+from fx100_lmcache.lmcache.inprocess_loads import Loads
+from fx100_lmcache.lmcache.inprocess_puts import PutQueue, SecondTouch
+from fx100_lmcache.metrics import MetricsPublisher, publish
+from fx100_lmcache.mount import Mounted, mount
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 9.5
+"""For all of close: LMCache gives its whole engine 15 s."""
+
+MAX_DRAIN_S = 2.0
+FAREWELL_S = 0.25
+
+Key = tuple[Path, int]
+
+
+@dataclass(eq=False)
+class OpenStore:
+    """A store with the threads around it.
+
+    Attributes
+    ----------
+    limit_bytes : int
+        Host memory that queued puts may hold.
+    users : int
+        Plugins attached.
+    metrics : MetricsPublisher or None
+        Of this store, once its labels are known.
+    """
+
+    mounted: Mounted
+    limit_bytes: int
+    counts: Counts = field(default_factory=Counts)
+    users: int = 0
+    metrics: MetricsPublisher | None = None
+    puts: PutQueue = field(init=False)
+    loads: Loads = field(init=False)
+
+    def __post_init__(self) -> None:
+        store, config = self.mounted.store, self.mounted.config
+        second_touch = SecondTouch() if config.inprocess.admission == "second_touch" else None
+        limit_bytes = min(self.limit_bytes, config.io.max_write_bytes)
+        self.puts = PutQueue(store, self.counts, limit_bytes, second_touch)
+        self.loads = Loads(store, self.counts, config.deadlines.load_s, self.puts)
+
+    def status(self) -> dict[str, Any]:
+        """Say how the store and its threads are, as plain values."""
+        return {
+            **self.mounted.store.status(),
+            "put_queue_bytes": self.puts.held_bytes,
+            "plugin_counts": self.counts.snapshot(),
+        }
+
+    def publish(self, model_name: str, worker_id: str) -> None:
+        """Show metrics, unless a plugin attached before has begun that."""
+        if self.metrics is None:
+            self.metrics = publish(
+                self.status,
+                self.mounted.config.metrics,
+                role="worker",
+                model_name=model_name,
+                worker_id=worker_id,
+            )
+
+    def close(self) -> None:
+        """Write what is queued, as far as the time goes, and close the store."""
+        close_s = self.mounted.config.deadlines.close_s
+        self.puts.drain(max(0.0, min(MAX_DRAIN_S, CLOSE_S - close_s)))
+        left = self.mounted.close()
+        if left:
+            log.error("closed with %d transfers still in the kernel", left)
+        self.puts.close(FAREWELL_S)
+        self.loads.close(FAREWELL_S)
+        if self.metrics is not None:
+            self.metrics.close()
+
+
+_lock = threading.Lock()
+_open: dict[Key, OpenStore] = {}
+
+
+def attach(path: Path, shard: int, config: Config, limit_bytes: int) -> OpenStore:
+    """Return the store of a configuration file and shard, opening it if need be.
+
+    Parameters
+    ----------
+    config : Config
+        What the file says now.
+    limit_bytes : int
+        Host memory that queued puts may hold.
+
+    Raises
+    ------
+    FX100Error
+        If it cannot be opened; says which device is wrong, and what to do.
+    """
+    key = path.resolve(), shard
+    with _lock:
+        opened = _open.get(key)
+        if opened is None:
+            opened = OpenStore(mount(config, shards=[shard]), limit_bytes)
+            _open[key] = opened
+        elif opened.mounted.config != config:
+            log.warning("%s was changed; that takes effect after a restart", path)
+        opened.users += 1
+        return opened
+
+
+def detach(opened: OpenStore) -> None:
+    """Let go of a store; the last one closes it."""
+    with _lock:
+        opened.users -= 1
+        if opened.users:
+            return
+        for key in [key for key, value in _open.items() if value is opened]:
+            del _open[key]
+        opened.close()

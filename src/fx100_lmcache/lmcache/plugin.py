@@ -1,0 +1,326 @@
+"""The face for LMCache inside vLLM (``LMCacheConnectorV1``): a storage plugin.
+
+LMCache's configuration names it::
+
+    storage_plugins: [fx100]
+    extra_config:
+      storage_plugin.fx100.module_path: fx100_lmcache.lmcache.plugin
+      storage_plugin.fx100.class_name: FX100StoragePlugin
+      fx100.config: /path/to/fx100.yaml
+
+One plugin runs in every worker; rank ``r`` owns shard ``inprocess.shard_base + r``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from itertools import takewhile
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+from lmcache.logging import init_logger
+from lmcache.utils import CacheEngineKey
+from lmcache.v1.memory_management import MemoryObj
+from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
+
+from fx100_lmcache.lmcache.inprocess_guard import saves_only_first_rank
+from fx100_lmcache.lmcache.inprocess_keys import NO_DIGEST, KeyNamer, difference
+from fx100_lmcache.lmcache.inprocess_loads import release
+from fx100_lmcache.lmcache.inprocess_puts import Offer, Told
+from fx100_lmcache.lmcache.inprocess_registry import attach, detach
+from fx100_lmcache.lmcache.inprocess_setup import prepare
+
+log = logging.getLogger(__name__)
+
+MAX_LOOKUPS = 4096
+"""Asynchronous lookups whose load has not come; pins of those forgotten just expire."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Method = Callable[Concatenate["FX100StoragePlugin", P], T]
+
+
+def _never_raises(fallback: T) -> Callable[[Method[P, T]], Method[P, T]]:
+    """Return ``fallback`` once closed, and instead of raising: that would end the engine."""
+
+    def wrap(method: Method[P, T]) -> Method[P, T]:
+        @functools.wraps(method)
+        def guarded(self: FX100StoragePlugin, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            if self._closed:
+                return fallback
+            try:
+                return method(self, *args, **kwargs)
+            except Exception:
+                self._opened.counts.add("call_errors")
+                log.exception("%s failed", method.__name__)
+                return fallback
+
+        return guarded
+
+    return wrap
+
+
+class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
+    """A store on NVMe-oF namespaces as a backend of LMCache. Thread-safe.
+
+    Only the constructor raises; LMCache logs that and goes on without the backend.
+
+    Parameters
+    ----------
+    config, metadata, local_cpu_backend, loop, dst_device
+        As LMCache gives them.
+
+    Raises
+    ------
+    FX100Error
+        If this set-up is not served or the store cannot be opened; says what to do.
+    """
+
+    def __init__(
+        self,
+        config: Any = None,
+        metadata: Any = None,
+        local_cpu_backend: Any = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+        dst_device: str = "cpu",
+    ) -> None:
+        super().__init__(
+            dst_device=dst_device,
+            config=config,
+            metadata=metadata,
+            local_cpu_backend=local_cpu_backend,
+            loop=loop,
+        )
+        if not logging.getLogger("fx100_lmcache").hasHandlers():
+            init_logger("fx100_lmcache")  # our lines appear where LMCache's do
+        self._setup = setup = prepare(config, metadata, local_cpu_backend, type(self).__name__)
+        # puts may hold half of the pool, so that loads always find memory
+        self._opened = attach(setup.path, setup.shard, setup.config, setup.staging_bytes // 2)
+        try:
+            self._build()
+        except BaseException:
+            detach(self._opened)
+            raise
+
+    def _build(self) -> None:
+        setup, metadata = self._setup, self.metadata
+        self._store = self._opened.mounted.store
+        self._puts = self._opened.puts
+        self._loads = self._opened.loads
+        self._keys = KeyNamer(setup.config.identity, setup.surroundings, self._opened.counts)
+        self._lookups: dict[str, bool] = {}
+        self._closed = False
+        self._close_lock = threading.Lock()
+        self._say_what_is_there()
+        self._opened.publish(metadata.model_name, str(metadata.worker_id))
+
+    def _say_what_is_there(self) -> None:
+        """Log what is in the store, and if nothing of it is of use here, why."""
+        metadata, store = self.metadata, self._store
+        first_only = saves_only_first_rank(self.config, metadata)
+        world_size = 1 if first_only else metadata.world_size
+        key = CacheEngineKey(
+            metadata.model_name, world_size, metadata.worker_id, 0, metadata.kv_dtype
+        )
+        ours = self._keys.scope_of(key)
+        if ours is None:
+            log.warning(
+                "model %s is not listed in identity.namespaces of %s: nothing of it is cached",
+                metadata.model_name,
+                self._setup.path,
+            )
+            return
+        if not ours.namespace:
+            log.warning(
+                "model %s has no tag in identity.namespaces of %s: after a change of its weights, "
+                "old entries would be taken for its own",
+                metadata.model_name,
+                self._setup.path,
+            )
+        differs = difference(ours, (store.meta(meta).scope for meta in store.bytes_by_meta()))
+        log.info("shard %d holds %d chunks", self._setup.shard, len(store))
+        if differs is not None:
+            log.warning("what shard %d holds cannot be used: %s", self._setup.shard, differs)
+
+    def __str__(self) -> str:
+        """Name the class, as LMCache's own backends do."""
+        return type(self).__name__
+
+    @_never_raises(fallback=False)
+    def contains(self, key: CacheEngineKey, pin: bool = False) -> bool:
+        """Whether a chunk could be loaded now, from memory alone."""
+        return bool(self._store.lookup([self._keys.digest(key)], pin=pin)[0])
+
+    @_never_raises(fallback=0)
+    def batched_contains(self, keys: list[CacheEngineKey], pin: bool = False) -> int:
+        """Return how many keys from the first on are there; pin those."""
+        return self._prefix(keys, pin)
+
+    async def batched_async_contains(
+        self, lookup_id: str, keys: list[CacheEngineKey], pin: bool = False
+    ) -> int:
+        """Return how many keys from the first on are there; pin those until they are loaded.
+
+        LMCache does not unpin what it looks up so, but always loads it under the same id.
+        """
+        return self._async_prefix(lookup_id, keys, pin)
+
+    @_never_raises(fallback=0)
+    def _async_prefix(self, lookup_id: str, keys: list[CacheEngineKey], pin: bool) -> int:
+        found = self._prefix(keys, pin)
+        if pin and found:
+            self._lookups[lookup_id] = True
+            if len(self._lookups) > MAX_LOOKUPS:
+                del self._lookups[next(iter(self._lookups))]
+        return found
+
+    def _prefix(self, keys: Sequence[CacheEngineKey], pin: bool) -> int:
+        hits = self._store.lookup(self._keys.digests(keys), pin=pin, prefix=True)
+        return int(np.count_nonzero(hits))
+
+    @_never_raises(fallback=False)
+    def pin(self, key: CacheEngineKey) -> bool:
+        """Keep a chunk from eviction until it is unpinned, or `deadlines.pin_ttl` is over."""
+        return bool(self._store.lookup([self._keys.digest(key)], pin=True)[0])
+
+    @_never_raises(fallback=False)
+    def unpin(self, key: CacheEngineKey) -> bool:
+        """Give one pin back; False if there was none."""
+        return bool(self._store.unpin([self._keys.digest(key)]))
+
+    def touch_cache(self) -> None:
+        """Do nothing: a lookup marks what it finds as used, the prefix most recently."""
+
+    @_never_raises(fallback=False)
+    def exists_in_put_tasks(self, key: CacheEngineKey) -> bool:
+        """Whether a chunk is on its way into the store."""
+        return self._puts.holds(self._keys.digest(key))
+
+    @_never_raises(fallback=None)
+    def batched_submit_put_task(
+        self,
+        keys: Sequence[CacheEngineKey],
+        objs: list[MemoryObj],
+        transfer_spec: Any = None,
+        on_complete_callback: Told | None = None,
+    ) -> None:
+        """Take chunks over to be stored; returns at once, and drops what is too much.
+
+        Parameters
+        ----------
+        on_complete_callback : callable or None
+            Given each key that can be read back, from a thread of ours.
+        """
+        digests = self._keys.digests(keys)
+        offers = []
+        for key, digest, obj in zip(keys, digests, objs, strict=False):
+            scope = self._keys.scope_of(key)
+            if scope is not None and digest != NO_DIGEST:
+                offers.append(Offer(key, digest, scope, obj, on_complete_callback))
+        self._puts.offer(offers)
+
+    async def async_batched_submit_put_task(
+        self,
+        keys: Sequence[CacheEngineKey],
+        objs: list[MemoryObj],
+        transfer_spec: Any = None,
+        on_complete_callback: Told | None = None,
+    ) -> None:
+        """Take chunks over to be stored, as :meth:`batched_submit_put_task`."""
+        self.batched_submit_put_task(keys, objs, transfer_spec, on_complete_callback)
+
+    def get_blocking(self, key: CacheEngineKey) -> MemoryObj | None:
+        """Load one chunk; None if it is not there or failed."""
+        return self.batched_get_blocking([key])[0]
+
+    def batched_get_blocking(self, keys: list[CacheEngineKey]) -> list[MemoryObj | None]:
+        """Load chunks; None for each that is not there or failed, at the latest at the deadline.
+
+        Chunks that no host memory is left for count as failed.
+        """
+        try:
+            if not self._closed:
+                return self._loads.get(self._keys.digests(keys), self.local_cpu_backend)
+        except Exception:
+            self._opened.counts.add("call_errors")
+            log.exception("batched_get_blocking failed")
+        return [None] * len(keys)
+
+    def get_non_blocking(
+        self, key: CacheEngineKey, location: str | None = None
+    ) -> Future[MemoryObj | None] | None:
+        """Return None: LMCache's engine does not load so."""
+        return None
+
+    async def batched_get_non_blocking(
+        self, lookup_id: str, keys: list[CacheEngineKey], transfer_spec: Any = None
+    ) -> list[MemoryObj]:
+        """Load chunks up to the first that fails; of one layer, all or nothing.
+
+        The pins of an asynchronous lookup with this id end here.
+        """
+        try:
+            if self._closed or not keys:
+                return []
+            digests = self._keys.digests(keys)
+            try:
+                found = await self._loads.get_async(digests, self.local_cpu_backend)
+            finally:
+                if self._lookups.pop(lookup_id, False):
+                    self._store.unpin(digests)
+        except Exception:
+            self._opened.counts.add("call_errors")
+            log.exception("batched_get_non_blocking failed")
+            return []
+        return self._usable(found)
+
+    def _usable(self, found: list[MemoryObj | None]) -> list[MemoryObj]:
+        good = list(takewhile(lambda obj: obj is not None, found))
+        if self.config.use_layerwise and len(good) < len(found):
+            # LMCache cannot take that back: it has promised the tokens to vLLM already
+            self._opened.counts.add("layer_load_failures")
+            log.error("a layer could not be loaded; LMCache goes on, and that output is wrong")
+            good = []
+        release(found[len(good) :])
+        return [obj for obj in good if obj is not None]
+
+    @_never_raises(fallback=False)
+    def remove(self, key: CacheEngineKey, force: bool = True) -> bool:
+        """Remove one chunk; unless forced, not if it is pinned."""
+        return bool(self._store.remove([self._keys.digest(key)], force=force))
+
+    @_never_raises(fallback=0)
+    def batched_remove(self, keys: list[CacheEngineKey], force: bool = True) -> int:
+        """Remove chunks; return how many there were."""
+        return len(self._store.remove(self._keys.digests(keys), force=force))
+
+    @_never_raises(fallback=0)
+    def clear(self) -> int:
+        """Forget everything on this rank's shard; return the tokens that it held."""
+        held_bytes = self._store.live_bytes
+        self._store.clear()
+        return held_bytes // self._setup.bytes_per_token
+
+    def get_allocator_backend(self) -> Any:
+        """Return LMCache's host memory, which is read and written without a copy."""
+        return self.local_cpu_backend
+
+    def report_status(self) -> dict[str, Any]:
+        """Everything an operator may want to see, as plain values."""
+        return {**self._opened.status(), "shard": self._setup.shard}
+
+    def close(self) -> None:
+        """Stop, within 10 s. May be called again; what is in the kernel then is left alone."""
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            detach(self._opened)
+        except Exception:
+            log.exception("close failed")

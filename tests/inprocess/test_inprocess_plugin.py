@@ -1,0 +1,511 @@
+"""What the contract asks of a backend, call by call."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+import torch
+from inprocess_rig import (
+    CHUNK_BYTES,
+    CHUNK_TOKENS,
+    HEAD_SIZE,
+    HEADS,
+    LAYER_SHAPE,
+    LAYERS,
+    MODEL,
+    SHAPE,
+    counts,
+    free,
+    holds,
+    key,
+    keys,
+    metadata,
+    new_obj,
+    pins,
+    plugin_on,
+    pool_bytes,
+    put,
+    rewrite_config,
+    settle,
+    wait_until,
+    write_config,
+)
+from lmcache.v1.memory_management import BytesBufferMemoryObj, MemoryFormat
+
+from fx100_lmcache.lmcache.inprocess_puts import SecondTouch
+
+
+@pytest.fixture
+def config(tmp_path):
+    return write_config(tmp_path)
+
+
+@pytest.fixture
+def plugin(config):
+    with plugin_on(config) as opened:
+        yield opened
+
+
+# ----- reading and writing
+
+
+def test_what_was_put_comes_back_with_one_reference(plugin):
+    wanted = keys(3)
+    put(plugin, wanted)
+    found = plugin.batched_get_blocking(wanted)
+    assert [holds(obj, k.chunk_hash) for obj, k in zip(found, wanted, strict=True)] == [True] * 3
+    assert [obj.get_ref_count() for obj in found] == [1, 1, 1]
+    assert [obj.is_pinned for obj in found] == [False] * 3
+    assert found[0].get_shape() == SHAPE
+    assert found[0].metadata.fmt is MemoryFormat.KV_2LTD
+    free(found)
+    assert pool_bytes(plugin.local_cpu_backend) == 0
+
+
+def test_a_list_of_the_same_length_with_none_for_what_is_missing(plugin):
+    put(plugin, [key(0), key(2)])
+    found = plugin.batched_get_blocking(keys(3))
+    assert [obj is None for obj in found] == [False, True, False]
+    assert holds(found[2], 2)
+    free(found)
+    assert plugin.batched_get_blocking([]) == []
+    assert plugin.get_blocking(key(1)) is None
+
+
+def test_the_coroutine_ends_at_the_first_that_is_missing(plugin):
+    put(plugin, [key(0), key(1), key(3)])
+    found = asyncio.run(plugin.batched_get_non_blocking("a", keys(4)))
+    assert [holds(obj, n) for n, obj in enumerate(found)] == [True, True]
+    free(found)
+    assert pool_bytes(plugin.local_cpu_backend) == 0
+    assert asyncio.run(plugin.batched_get_non_blocking("a", keys(2, 7))) == []
+    assert asyncio.run(plugin.batched_get_non_blocking("a", [])) == []
+
+
+def test_a_layer_is_all_or_nothing(config):
+    with plugin_on(config, use_layerwise=True) as plugin:
+        layers = [key(n).split_layers(LAYERS)[0] for n in range(3)]
+        kind = {"shape": LAYER_SHAPE, "fmt": MemoryFormat.KV_T2D}
+        put(plugin, layers, **kind)
+        found = asyncio.run(plugin.batched_get_non_blocking("fake_lookup_id", layers))
+        assert [obj.metadata.fmt for obj in found] == [MemoryFormat.KV_T2D] * 3
+        free(found)
+        plugin.remove(layers[1])
+        assert asyncio.run(plugin.batched_get_non_blocking("fake_lookup_id", layers)) == []
+        assert counts(plugin)["layer_load_failures"] == 1
+        assert pool_bytes(plugin.local_cpu_backend) == 0
+
+
+def test_layers_of_one_chunk_are_different_objects(config):
+    with plugin_on(config, use_layerwise=True) as plugin:
+        layers = key(7).split_layers(LAYERS)
+        kind = {"shape": LAYER_SHAPE, "fmt": MemoryFormat.KV_T2D}
+        objs = [new_obj(plugin.local_cpu_backend, layer.layer_id, **kind) for layer in layers]
+        plugin.batched_submit_put_task(layers, objs)
+        free(objs)
+        settle(plugin)
+        assert plugin.batched_contains(layers) == LAYERS
+        assert not plugin.contains(key(7))
+        found = plugin.batched_get_blocking(layers)
+        assert all(holds(obj, layer.layer_id) for obj, layer in zip(found, layers, strict=True))
+        free(found)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fmt", "shape"),
+    [
+        (torch.uint8, MemoryFormat.KV_2LTD, SHAPE),
+        (torch.float8_e4m3fn, MemoryFormat.KV_2LTD, SHAPE),
+        (torch.float8_e5m2, MemoryFormat.KV_T2D, LAYER_SHAPE),
+        (torch.float32, MemoryFormat.KV_MLA_FMT, torch.Size([1, LAYERS, CHUNK_TOKENS, 72])),
+        (torch.uint16, MemoryFormat.KV_2LTD, SHAPE),
+        (torch.bfloat16, MemoryFormat.KV_2LTD, torch.Size([2, LAYERS, 3, 100])),
+        (torch.int8, MemoryFormat.KV_2TD, torch.Size([4099])),
+        (torch.int8, MemoryFormat.KV_2TD, torch.Size([2, 3, 4, 5, 7])),
+    ],
+)
+def test_b57_b58_any_dtype_and_shape_comes_back(plugin, dtype, fmt, shape):
+    put(plugin, [key(1)], shape=shape, dtype=dtype, fmt=fmt)
+    found = plugin.get_blocking(key(1))
+    assert (found.get_dtype(), found.get_shape(), found.metadata.fmt) == (dtype, shape, fmt)
+    assert holds(found, 1)
+    free([found])
+
+
+def test_several_tensor_groups_come_back(plugin):
+    shapes = [torch.Size([2, 3, 16, 8]), torch.Size([1, 1, 16, 40])]
+    dtypes = [torch.bfloat16, torch.uint8]
+    put(plugin, [key(1)], shape=shapes, dtype=dtypes)
+    found = plugin.get_blocking(key(1))
+    assert (found.get_shapes(), found.get_dtypes()) == (shapes, dtypes)
+    assert holds(found, 1)
+    free([found])
+
+
+def test_bytes_without_a_tensor_come_back(plugin):
+    plugin.batched_submit_put_task([key(1)], [BytesBufferMemoryObj(b"serialised" * 500)])
+    settle(plugin)
+    assert bytes(plugin.get_blocking(key(1)).byte_array) == b"serialised" * 500
+
+
+def test_a_shorter_last_chunk_is_an_object_of_its_own(plugin):
+    short = torch.Size([2, LAYERS, 5, HEADS * HEAD_SIZE])
+    put(plugin, [key(1)])
+    put(plugin, [key(2)], shape=short)
+    found = plugin.batched_get_blocking(keys(2, 1))
+    assert [obj.get_shape() for obj in found] == [SHAPE, short]
+    free(found)
+
+
+def test_a_key_offered_again_with_another_shape_replaces_the_old(plugin):
+    put(plugin, [key(1)])
+    short = torch.Size([2, LAYERS, 5, HEADS * HEAD_SIZE])
+    put(plugin, [key(1)], shape=short)
+    found = plugin.get_blocking(key(1))
+    assert found.get_shape() == short
+    assert holds(found, 1)
+    free([found])
+
+
+def test_everything_is_there_after_a_restart(config):
+    with plugin_on(config) as plugin:
+        put(plugin, keys(5))
+    with plugin_on(config) as plugin:
+        assert plugin.batched_contains(keys(6)) == 5
+        found = plugin.batched_get_blocking(keys(5))
+        assert all(holds(obj, n) for n, obj in enumerate(found))
+        free(found)
+
+
+# ----- puts
+
+
+def test_b79_a_present_key_is_not_written_again(plugin):
+    put(plugin, keys(2))
+    before = counts(plugin)["written_bytes"]
+    put(plugin, keys(2))
+    assert counts(plugin)["written_bytes"] == before == 2 * CHUNK_BYTES
+    assert counts(plugin)["puts_present"] == 2
+
+
+def test_b79_second_touch_writes_what_is_offered_twice(tmp_path):
+    config = write_config(tmp_path, inprocess={"admission": "second_touch"})
+    with plugin_on(config) as plugin:
+        put(plugin, keys(4))
+        assert plugin.batched_contains(keys(4)) == 0
+        assert counts(plugin)["put_not_admitted"] == 4
+        put(plugin, keys(2))
+        assert plugin.batched_contains(keys(4)) == 2
+        assert counts(plugin)["written_bytes"] == 2 * CHUNK_BYTES
+
+
+def test_second_touch_forgets_the_oldest():
+    touch = SecondTouch(limit=2)
+    assert [touch.admits(name) for name in (b"a", b"b", b"c", b"a", b"c")] == [
+        False,
+        False,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_the_callback_comes_once_for_each_key_that_can_be_read(plugin):
+    told: list[int] = []
+
+    def tell(done):
+        assert plugin.contains(done)
+        told.append(done.chunk_hash)
+        if done.chunk_hash == 0:
+            raise RuntimeError("a listener fails")
+
+    objs = [new_obj(plugin.local_cpu_backend, n) for n in range(3)]
+    plugin.batched_submit_put_task(keys(3), objs, on_complete_callback=tell)
+    free(objs)
+    wait_until(lambda: len(told) == 3)
+    assert sorted(told) == [0, 1, 2]
+    wait_until(lambda: counts(plugin).get("callback_errors") == 1)
+
+
+def test_async_put_and_positional_arguments(plugin):
+    objs = [new_obj(plugin.local_cpu_backend, n) for n in range(2)]
+    asyncio.run(plugin.async_batched_submit_put_task([key(0)], objs[:1], None, None))
+    plugin.batched_submit_put_task([key(1)], objs[1:], None, None)
+    free(objs)
+    settle(plugin)
+    assert plugin.batched_contains(keys(2)) == 2
+
+
+# ----- lookups and pins
+
+
+def test_lookups_find_the_prefix_and_pin_only_that(plugin):
+    put(plugin, [key(0), key(1), key(3)])
+    assert plugin.batched_contains(keys(4), pin=True) == 2
+    assert pins(plugin) == 2
+    assert plugin.batched_contains(keys(4)) == 2
+    assert plugin.contains(key(3))
+    assert [plugin.unpin(k) for k in keys(2)] == [True, True]
+    assert pins(plugin) == 0
+
+
+def test_pins_are_counted_and_unknown_ones_are_refused(plugin):
+    put(plugin, [key(0)])
+    assert plugin.pin(key(0))
+    assert plugin.contains(key(0), pin=True)
+    assert not plugin.pin(key(9))
+    assert [plugin.unpin(key(0)) for _ in range(3)] == [True, True, False]
+    assert plugin.unpin(key(9)) is False
+
+
+def test_b49_pins_of_an_asynchronous_lookup_end_with_its_load_and_only_once(plugin):
+    put(plugin, keys(3))
+
+    async def load():
+        assert await plugin.batched_async_contains("request", keys(4), pin=True) == 3
+        assert pins(plugin) == 3
+        return await plugin.batched_get_non_blocking("request", keys(3))
+
+    free(asyncio.run(load()))
+    assert pins(plugin) == 0
+    plugin.pin(key(0))  # somebody else's
+    free(asyncio.run(plugin.batched_get_non_blocking("request", keys(3))))
+    assert pins(plugin) == 1
+    plugin.unpin(key(0))
+
+
+def test_b49_a_load_that_is_cancelled_frees_its_memory_and_pins(plugin):
+    put(plugin, keys(3))
+
+    async def cancelled():
+        await plugin.batched_async_contains("request", keys(3), pin=True)
+        task = asyncio.create_task(plugin.batched_get_non_blocking("request", keys(3)))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    wait_until(lambda: pool_bytes(plugin.local_cpu_backend) == 0)
+    assert pins(plugin) == 0
+
+
+def test_b51_what_a_lookup_promised_survives_eviction_until_it_is_unpinned(tmp_path):
+    with plugin_on(write_config(tmp_path, members=1, size="2MiB")) as plugin:
+        promised = keys(10)
+        put(plugin, promised)
+        assert plugin.batched_contains(promised, pin=True) == 10
+        for start in range(100, 500, 20):
+            put(plugin, keys(20, start))
+        assert counts(plugin)["evictions"] > 100
+        found = plugin.batched_get_blocking(promised)
+        assert all(holds(obj, n) for n, obj in enumerate(found))
+        free(found)
+        for k in promised:
+            assert plugin.unpin(k)
+        for start in range(500, 800, 20):
+            put(plugin, keys(20, start))
+        assert plugin.batched_contains(promised) == 0
+
+
+def test_pins_that_nobody_gives_back_end_by_themselves(tmp_path):
+    config = write_config(tmp_path, members=1, size="2MiB", deadlines={"pin_ttl": "1s"})
+    with plugin_on(config) as plugin:
+        put(plugin, keys(4))
+        assert plugin.batched_contains(keys(4), pin=True) == 4
+        time.sleep(2.1)
+        for start in range(100, 500, 20):
+            put(plugin, keys(20, start))
+        assert plugin.batched_contains(keys(4)) == 0
+
+
+def test_the_tail_of_a_session_is_evicted_before_its_prefix(tmp_path):
+    with plugin_on(write_config(tmp_path, members=1, size="2MiB")) as plugin:
+        session = keys(20)
+        put(plugin, session)
+        assert plugin.batched_contains(session) == 20
+        start = 100
+        while (left := plugin.batched_get_blocking(session))[-1] is not None:
+            free(left)
+            put(plugin, [key(start)])
+            start += 1
+        there = [obj is not None for obj in left]
+        free(left)
+        assert there == sorted(there, reverse=True)
+        assert there[0]
+
+
+# ----- removing
+
+
+def test_remove_and_clear_return_what_lmcache_adds_up(plugin):
+    put(plugin, keys(6))
+    assert plugin.remove(key(0)) is True
+    assert plugin.remove(key(0)) is False
+    assert plugin.batched_remove(keys(3)) == 2
+    cleared = plugin.clear()
+    assert cleared == 3 * CHUNK_TOKENS
+    assert isinstance(cleared, int)
+    assert plugin.clear() == 0
+    assert plugin.batched_contains(keys(6, 3)) == 0
+
+
+def test_a_forced_remove_drops_pins_and_another_respects_them(plugin):
+    put(plugin, [key(0)])
+    plugin.pin(key(0))
+    assert plugin.remove(key(0), force=False) is False
+    assert plugin.remove(key(0), True) is True
+    assert pins(plugin) == 0
+
+
+# ----- identity
+
+
+def test_b18_digests_do_not_depend_on_the_process(plugin):
+    digest = plugin._keys.digest(key(-5, request_configs={"lmcache.tag.user": "a"}))
+    assert digest[16:] == (-5).to_bytes(16, "little", signed=True).ljust(32, b"\0")
+    assert digest == plugin._keys.digest(key(-5, request_configs={"lmcache.tag.user": "a"}))
+
+
+def test_every_field_of_a_key_is_part_of_the_name(plugin):
+    variants = [
+        key(1),
+        key(-1),
+        key(2**64 - 1),
+        key(1, worker_id=1),
+        key(1, world_size=2),
+        key(1, model_name="test/model@1"),
+        key(1, dtype=torch.float16),
+        key(1, request_configs={"lmcache.tag.a": "1"}),
+        key(1, request_configs={"lmcache.tag.a": 1}),
+        key(1, request_configs={"lmcache.tag.a": "1", "lmcache.tag.b": "2"}),
+        key(1, request_configs={"lmcache.tag.b": "2", "lmcache.tag.a": "1"}),
+        *key(1).split_layers(2),
+    ]
+    assert len(set(plugin._keys.digests(variants))) == len(variants)
+
+
+def test_keys_that_cannot_be_named_are_never_stored(plugin):
+    odd = [
+        key(2**200),
+        key(0, chunk_hash=b"bytes"),
+        key(1, request_configs={"lmcache.tag.a": ["not", "hashable"]}),
+        key(1, model_name="x" * 70_000),
+    ]
+    for one in odd:
+        put_one(plugin, one)
+        assert not plugin.contains(one)
+        assert plugin.get_blocking(one) is None
+    assert len(plugin._store) == 0
+
+
+def put_one(plugin, one):
+    obj = new_obj(plugin.local_cpu_backend, "odd")
+    plugin.batched_submit_put_task([one], [obj])
+    obj.ref_count_down()
+    settle(plugin)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"kv_dtype": torch.uint8},
+        {"kv_shape": (LAYERS, 2, CHUNK_TOKENS, 1, 128)},
+        {"chunk_size": 32},
+    ],
+)
+def test_another_layout_of_equal_size_is_not_found(config, changed, caplog):
+    with plugin_on(config) as plugin:
+        put(plugin, keys(3))
+    with plugin_on(config, metadata(**changed)) as plugin:
+        assert plugin.batched_contains(keys(3)) == 0
+    [line] = [r.getMessage() for r in caplog.records if "cannot be used" in r.getMessage()]
+    name = {"kv_dtype": "dtype", "kv_shape": "kv_shape", "chunk_size": "chunk"}[next(iter(changed))]
+    assert f"{name} (there: " in line
+
+
+def test_another_namespace_is_not_found_and_start_up_says_so(config, caplog):
+    with plugin_on(config) as plugin:
+        put(plugin, keys(3))
+    rewrite_config(config, identity={"namespaces": {MODEL: "r2"}})
+    with plugin_on(config) as plugin:
+        assert plugin.batched_contains(keys(3)) == 0
+    assert "namespace (there: 'r1', now: 'r2')" in caplog.text
+
+
+def test_what_is_of_use_is_not_complained_about(config, caplog):
+    with plugin_on(config) as plugin:
+        put(plugin, keys(3))
+    with plugin_on(config):
+        pass
+    assert "cannot be used" not in caplog.text
+
+
+def test_a_model_without_a_tag_is_warned_of_or_refused(config, caplog):
+    rewrite_config(config, identity={"namespaces": {}})
+    with plugin_on(config) as plugin:
+        put(plugin, [key(0)])
+        assert plugin.contains(key(0))
+    assert "has no tag in identity.namespaces" in caplog.text
+    rewrite_config(config, identity={"require_namespace": True})
+    with plugin_on(config) as plugin:
+        put(plugin, [key(1)])
+        assert not plugin.contains(key(1))
+    assert "nothing of it is cached" in caplog.text
+
+
+# ----- the rest of the interface
+
+
+def test_what_lmcache_asks_of_any_backend(plugin):
+    assert str(plugin) == "FX100StoragePlugin"
+    assert plugin.get_allocator_backend() is plugin.local_cpu_backend
+    assert plugin.touch_cache() is None
+    assert plugin.cancel_request("request") is None
+    assert plugin.get_non_blocking(key(0)) is None
+    assert plugin.exists_in_put_tasks(key(0)) is False
+    assert plugin.report_status()["healthy"]
+
+
+def test_after_close_everything_is_a_miss_and_nothing_raises(config):
+    with plugin_on(config) as plugin:
+        put(plugin, keys(2))
+        obj = new_obj(plugin.local_cpu_backend, 5)
+        plugin.close()
+        plugin.close()
+        assert not plugin.contains(key(0))
+        assert plugin.batched_contains(keys(2)) == 0
+        assert plugin.batched_get_blocking(keys(2)) == [None, None]
+        assert asyncio.run(plugin.batched_get_non_blocking("a", keys(2))) == []
+        assert asyncio.run(plugin.batched_async_contains("a", keys(2), True)) == 0
+        plugin.batched_submit_put_task([key(5)], [obj])
+        assert obj.get_ref_count() == 1
+        free([obj])
+        assert (plugin.pin(key(0)), plugin.unpin(key(0)), plugin.remove(key(0))) == (False,) * 3
+        assert (plugin.clear(), plugin.batched_remove(keys(2))) == (0, 0)
+
+
+@pytest.mark.parametrize("method", ["lookup", "unpin", "remove", "clear", "describe", "load"])
+def test_b47_a_failure_within_us_is_a_miss_and_leaves_no_lock(plugin, monkeypatch, method, caplog):
+    put(plugin, keys(2))
+
+    def broken(*_args, **_kwargs):
+        raise RuntimeError("a bug of ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plugin._store, method, broken)
+        plugin.contains(key(0), pin=True)
+        plugin.batched_contains(keys(2), pin=True)
+        plugin.unpin(key(0))
+        plugin.remove(key(9))
+        plugin.clear() if method == "clear" else None
+        assert len(plugin.batched_get_blocking(keys(2))) == 2 or method == "load"
+        found = asyncio.run(plugin.batched_get_non_blocking("a", keys(2)))
+        free(found)
+    assert "a bug of ours" in caplog.text
+    done = threading.Event()
+    worker = threading.Thread(target=lambda: (put(plugin, [key(50)]), done.set()))
+    worker.start()
+    assert done.wait(10)
+    worker.join()

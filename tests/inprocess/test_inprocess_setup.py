@@ -1,0 +1,464 @@
+"""What is refused and warned of at start, and how shards, ranks and plugins share a volume."""
+
+import os
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from inprocess_rig import (
+    CHUNK_TOKENS,
+    HEAD_SIZE,
+    HEADS,
+    LAYERS,
+    counts,
+    descriptors,
+    engine_config,
+    fill,
+    free,
+    holds,
+    key,
+    keys,
+    manager_on,
+    metadata,
+    new_obj,
+    plugin_on,
+    put,
+    rewrite_config,
+    settle,
+    write_config,
+)
+
+from fx100_lmcache.config import IdentityConfig
+from fx100_lmcache.errors import ClaimError, FX100Error, VolumeError
+from fx100_lmcache.lmcache import inprocess_guard as guard
+from fx100_lmcache.lmcache import inprocess_registry as registry
+from fx100_lmcache.lmcache.counts import Counts
+from fx100_lmcache.lmcache.inprocess_guard import Host, UnsupportedSetupError
+from fx100_lmcache.lmcache.inprocess_keys import KeyNamer, Surroundings
+from fx100_lmcache.lmcache.plugin import FX100StoragePlugin
+
+HERE = Path(__file__).parent
+
+
+def refused(path, meta=None, **fields):
+    """Return what a set-up is refused with."""
+    with pytest.raises(UnsupportedSetupError) as caught, plugin_on(path, meta, **fields):
+        pass
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ----- what is refused
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"enable_blending": True},
+        {"enable_p2p": True},
+        {"enable_controller": True},
+        {"enable_pd": True},
+        {"use_layerwise": True, "enable_async_loading": True},
+        {"pre_caching_hash_algorithm": "builtin"},
+        {"pre_caching_hash_algorithm": "no such hash"},
+        {"pre_caching_hash_algorithm": "xxhash_cbor"},
+    ],
+)
+def test_what_is_not_served_is_refused_by_the_name_of_its_setting(tmp_path, setting, monkeypatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    told = types.SimpleNamespace(role="worker")
+    config = engine_config(write_config(tmp_path))
+    for name, value in setting.items():
+        setattr(config, name, value)
+    with pytest.raises(UnsupportedSetupError) as caught:
+        FX100StoragePlugin(config=config, metadata=metadata(), local_cpu_backend=told)
+    assert next(iter(setting)) in str(caught.value)
+    assert re.search("Set (one|pre_caching|enable)", str(caught.value))
+
+
+def test_the_scheduler_is_refused():
+    with pytest.raises(UnsupportedSetupError, match="enable_scheduler_bypass_lookup: false"):
+        FX100StoragePlugin(config=engine_config(None), metadata=metadata(role="scheduler"))
+
+
+def test_no_host_memory_is_refused(tmp_path):
+    with pytest.raises(UnsupportedSetupError, match="max_local_cpu_size above 0"):
+        FX100StoragePlugin(config=engine_config(write_config(tmp_path)), metadata=metadata())
+
+
+def test_nothing_at_all_is_refused():
+    with pytest.raises(UnsupportedSetupError, match="no config or metadata"):
+        FX100StoragePlugin()
+
+
+def test_no_configuration_of_ours_is_refused(tmp_path):
+    assert "fx100.config" in refused(None)
+    with pytest.raises(FX100Error, match=r"nowhere\.yaml"), plugin_on(tmp_path / "nowhere.yaml"):
+        pass
+
+
+@pytest.mark.parametrize("seed", ["0", "random", None])
+def test_b17_an_unstable_hash_is_refused_and_a_seed_makes_it_stable(tmp_path, monkeypatch, seed):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    if seed is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+    path = write_config(tmp_path)
+    if seed == "0":
+        with plugin_on(path, pre_caching_hash_algorithm="builtin") as plugin:
+            put(plugin, [key(-1)])
+            assert plugin.contains(key(-1))
+    else:
+        told = refused(path, pre_caching_hash_algorithm="builtin")
+        assert "sha256_cbor" in told
+        assert "PYTHONHASHSEED" in told
+
+
+def test_b17_another_hash_or_seed_finds_nothing_and_start_up_says_which(
+    tmp_path, monkeypatch, caplog
+):
+    from lmcache.v1 import token_database
+
+    path = write_config(tmp_path)
+    monkeypatch.setattr(token_database, "NONE_HASH", 1)
+    with plugin_on(path) as plugin:
+        put(plugin, keys(2))
+    monkeypatch.setattr(token_database, "NONE_HASH", 2)
+    with plugin_on(path, pre_caching_hash_algorithm="sha256") as plugin:
+        assert plugin.batched_contains(keys(2)) == 0
+    [line] = [r.getMessage() for r in caplog.records if "cannot be used" in r.getMessage()]
+    assert "hash (there: 'sha256_cbor', now: 'sha256')" in line
+    assert f"seed (there: '{1:016x}', now: '{2:016x}')" in line
+
+
+DIGEST = """
+import warnings; warnings.simplefilter("ignore")
+import sys
+sys.path.insert(0, sys.argv[1])
+from inprocess_rig import key
+from fx100_lmcache.config import IdentityConfig
+from fx100_lmcache.lmcache.counts import Counts
+from fx100_lmcache.lmcache.inprocess_keys import KeyNamer, Surroundings
+namer = KeyNamer(IdentityConfig(), Surroundings("h", "s", 16, (4, 2), "bf16"), Counts())
+print(namer.digest(key(7, request_configs={"lmcache.tag.b": "x", "lmcache.tag.a": "y"})).hex())
+"""
+
+
+def test_b18_a_fresh_interpreter_names_a_key_alike():
+    other = subprocess.run(
+        [sys.executable, "-c", DIGEST, str(HERE)],
+        env={**os.environ, "PYTHONHASHSEED": "1", "LMCACHE_TRACK_USAGE": "false"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    namer = KeyNamer(IdentityConfig(), Surroundings("h", "s", 16, (4, 2), "bf16"), Counts())
+    ours = namer.digest(key(7, request_configs={"lmcache.tag.b": "x", "lmcache.tag.a": "y"}))
+    assert other.stdout.splitlines()[-1] == ours.hex()
+
+
+# ----- what is warned of
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"enable_async_loading": True, "local_cpu": True}, "local_cpu: false"),
+        ({"use_layerwise": True}, "use_layerwise: false"),
+        ({"use_layerwise": True, "local_cpu": True}, "partly on NVMe"),
+        ({"retrieve_locations": ["LocalCPUBackend"]}, "Add 'fx100'"),
+        ({"store_location": "LocalCPUBackend"}, "never asked"),
+        ({"extra_config": {"audit_backend_enabled": True}}, "audit_backend_enabled: false"),
+    ],
+)
+def test_modes_that_lmcache_breaks_are_warned_of(tmp_path, fields, words, caplog):
+    with plugin_on(write_config(tmp_path), **fields):
+        pass
+    assert words in caplog.text
+
+
+def test_good_setups_are_not_warned_of(tmp_path, caplog):
+    path = write_config(tmp_path)
+    for fields in ({}, {"enable_async_loading": True}, {"store_location": "fx100"}):
+        with plugin_on(path, **fields):
+            pass
+    ours = [r for r in caplog.records if r.name.startswith("fx100") and r.levelname == "WARNING"]
+    assert [r.getMessage() for r in ours if "direct I/O" not in r.getMessage()] == []
+
+
+def vllm_stand_in(monkeypatch, **changes):
+    told = {"max_model_len": 1000, "cache_dtype": "fp8_e5m2", "policy": "recompute", **changes}
+    current = types.SimpleNamespace(
+        model_config=types.SimpleNamespace(max_model_len=told["max_model_len"]),
+        cache_config=types.SimpleNamespace(cache_dtype=told["cache_dtype"]),
+        kv_transfer_config=types.SimpleNamespace(kv_load_failure_policy=told["policy"]),
+    )
+    module = types.SimpleNamespace(get_current_vllm_config_or_none=lambda: current)
+    monkeypatch.setitem(sys.modules, "vllm.config", module)
+
+
+def test_vllm_is_asked_for_what_lmcache_does_not_say(monkeypatch):
+    vllm_stand_in(monkeypatch)
+    assert guard.ask_vllm("id_dp3") == Host(1000, "fp8_e5m2", "recompute", 3)
+    monkeypatch.delitem(sys.modules, "vllm.config")
+    assert guard.ask_vllm("id") == Host()
+
+
+def test_eight_bit_kinds_are_told_apart(tmp_path, monkeypatch):
+    path = write_config(tmp_path)
+    eight = metadata(kv_dtype=torch.uint8)
+    vllm_stand_in(monkeypatch, cache_dtype="fp8_e5m2")
+    with plugin_on(path, eight) as plugin:
+        put(plugin, [key(1, like=eight)], dtype=torch.uint8)
+        assert plugin.contains(key(1, like=eight))
+    vllm_stand_in(monkeypatch, cache_dtype="fp8_e4m3")
+    with plugin_on(path, eight) as plugin:
+        assert not plugin.contains(key(1, like=eight))
+
+
+def test_a_policy_that_fails_requests_is_warned_of(tmp_path, monkeypatch, caplog):
+    vllm_stand_in(monkeypatch, policy="fail")
+    with plugin_on(write_config(tmp_path)):
+        pass
+    assert '"kv_load_failure_policy": "recompute"' in caplog.text
+
+
+def test_too_small_staging_is_warned_of_and_refused_layer_by_layer(tmp_path, monkeypatch, caplog):
+    path = write_config(tmp_path)
+    vllm_stand_in(monkeypatch, max_model_len=1_000_000)
+    with plugin_on(path):
+        pass
+    assert "max_local_cpu_size holds 4096 tokens" in caplog.text
+    assert "Set max_local_cpu_size: 1.91 or more" in caplog.text
+    assert "wrong" in refused(path, use_layerwise=True)
+
+
+def test_another_lmcache_is_warned_of():
+    config = engine_config(None)
+    [line] = guard.warnings_for(config, Host(), ["fx100"], "0.6.0")
+    assert "0.6.0" in line
+    assert guard.warnings_for(config, Host(), ["fx100"], guard.SUPPORTED_LMCACHE) == []
+
+
+# ----- loading by LMCache
+
+
+def test_b60_a_wrong_class_or_device_leaves_lmcache_without_us(tmp_path, caplog):
+    path = write_config(tmp_path)
+    wrong = {"storage_plugin.fx100.class_name": "FX100Storage"}
+    with manager_on(path, extra_config=wrong) as manager:
+        assert list(manager.storage_backends) == ["LocalCPUBackend"]
+    (tmp_path / "m1").unlink()
+    with manager_on(path) as manager:
+        assert list(manager.storage_backends) == ["LocalCPUBackend"]
+    with pytest.raises(VolumeError, match="m1"), plugin_on(path):
+        pass
+
+
+def test_lmcache_loads_the_plugin_under_its_name(tmp_path):
+    with manager_on(write_config(tmp_path)) as manager:
+        assert manager.list_backends() == {
+            "LocalCPUBackend": "LocalCPUBackend",
+            "fx100": "FX100StoragePlugin",
+        }
+        assert manager.contains(key(1)) is None
+        assert manager.get(key(1)) is None
+
+
+def test_the_audit_wrapper_works(tmp_path):
+    extra = {"audit_backend_enabled": True}
+    with manager_on(write_config(tmp_path), extra_config=extra) as manager:
+        wrapped = manager.storage_backends["fx100"]
+        obj = new_obj(manager.local_cpu_backend, 1)
+        manager.batched_put([key(1)], [obj])
+        settle(wrapped.real_backend)
+        assert manager.contains(key(1), pin=True) == "fx100"
+        manager.batched_unpin([key(1)])
+        [found] = manager.batched_get([key(1)], "fx100")
+        assert holds(found, 1)
+        found.ref_count_down()
+        assert manager.remove(key(1)) == 1
+
+
+# ----- one process, one store
+
+
+def test_a_plugin_that_was_never_closed_does_not_stop_the_next_one(tmp_path):
+    path = write_config(tmp_path)
+    with manager_on(path) as manager:
+        first = manager.storage_backends["fx100"]
+        put(first, keys(3))
+        manager.create_backends()
+        second = manager.storage_backends["fx100"]
+        assert second is not first
+        assert second._store is first._store
+        assert second.batched_contains(keys(3)) == 3
+        manager.recreate_backend("LocalCPUBackend")
+        third = manager.storage_backends["fx100"]
+        found = third.batched_get_blocking(keys(3))
+        assert [holds(obj, n) for n, obj in enumerate(found)] == [True] * 3
+        free(found)
+        third.close()
+        assert first.batched_contains(keys(3)) == 3
+        assert registry._open
+        second.close()
+        first.close()
+        assert not registry._open
+        first.local_cpu_backend.memory_allocator.close()
+
+
+def test_recreating_ours_goes_on_with_the_same_data(tmp_path):
+    with manager_on(write_config(tmp_path)) as manager:
+        put(manager.storage_backends["fx100"], keys(3))
+        assert manager.recreate_backend("fx100") == {"fx100": "FX100StoragePlugin"}
+        assert manager.storage_backends["fx100"].batched_contains(keys(3)) == 3
+        assert manager.close_backend("fx100")
+
+
+def test_a_changed_file_is_noticed_by_the_second_plugin(tmp_path, caplog):
+    path = write_config(tmp_path)
+    with plugin_on(path):
+        rewrite_config(path, identity={"namespaces": {"test/model": "other"}})
+        with plugin_on(path):
+            assert "takes effect after a restart" in caplog.text
+
+
+def test_descriptors_and_threads_are_back_after_close(tmp_path):
+    path = write_config(tmp_path)
+    with plugin_on(path):
+        pass
+    before = descriptors()
+    for _ in range(3):
+        with plugin_on(path) as plugin:
+            put(plugin, keys(2))
+    assert descriptors() == before
+
+
+# ----- shards
+
+
+def test_b20_ranks_read_only_what_is_theirs(tmp_path):
+    path = write_config(tmp_path, shards=8, size="8MiB")
+    ranks = [metadata(world_size=8, worker_id=rank) for rank in range(8)]
+    for rank, told in enumerate(ranks):
+        with plugin_on(path, told) as plugin:
+            assert plugin._setup.shard == rank
+            obj = new_obj(plugin.local_cpu_backend, 0)
+            fill(obj, f"rank{rank}")
+            plugin.batched_submit_put_task([key(1, like=told)], [obj])
+            free([obj])
+            settle(plugin)
+    for rank, told in enumerate(ranks):
+        with plugin_on(path, told) as plugin:
+            assert len(plugin._store) == 1
+            found = plugin.get_blocking(key(1, like=told))
+            assert holds(found, f"rank{rank}")
+            free([found])
+    with plugin_on(path, metadata(world_size=4, worker_id=1)) as plugin:
+        assert not plugin.contains(key(1, world_size=4, worker_id=1))
+
+
+def test_b21_two_tp4_instances_share_a_volume_of_eight_shards(tmp_path):
+    path = write_config(tmp_path, shards=8, size="16MiB")
+    second = {"extra_config": {"fx100.shard_base": 4}}
+    told = metadata(world_size=4, worker_id=3)
+    with plugin_on(path, told) as one, plugin_on(path, told, **second) as other:
+        assert (one._setup.shard, other._setup.shard) == (3, 7)
+        put(one, [key(1, like=told)])
+        assert not other.contains(key(1, like=told))
+
+
+OWNER = """
+import sys, time, warnings; warnings.simplefilter("ignore")
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from inprocess_rig import plugin_on, put, keys
+with plugin_on(Path(sys.argv[2])) as plugin:
+    put(plugin, keys(3))
+    print("open", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_b21_a_busy_shard_is_refused_and_free_again_after_sigkill(tmp_path):
+    path = write_config(tmp_path)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(HERE), str(path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert owner.stdout is not None
+        while owner.stdout.readline().strip() != "open":
+            assert owner.poll() is None
+        with pytest.raises(ClaimError, match=f"in use.*{owner.pid}"), plugin_on(path):
+            pass
+    finally:
+        owner.kill()
+        owner.communicate()
+    with plugin_on(path) as plugin:
+        assert plugin.batched_contains(keys(3)) == 3
+
+
+def test_b76_ranks_on_one_volume_do_not_evict_each_other(tmp_path):
+    path = write_config(tmp_path, shards=2, members=1, size="4MiB")
+    ranks = [metadata(world_size=2, worker_id=rank) for rank in range(2)]
+    with plugin_on(path, ranks[0]) as one, plugin_on(path, ranks[1]) as other:
+        total = one._store.capacity_bytes + other._store.capacity_bytes
+        assert total < 4 << 20
+        put(one, keys(10, like=ranks[0]))
+        for start in range(0, 200, 20):
+            put(other, keys(20, start, like=ranks[1]))
+        assert counts(other)["evictions"] > 0
+        assert one.batched_contains(keys(10, like=ranks[0])) == 10
+    with plugin_on(path, ranks[0]) as one:
+        assert one.batched_contains(keys(10, like=ranks[0])) == 10
+
+
+def test_a_rank_without_a_shard_is_refused(tmp_path):
+    path = write_config(tmp_path, shards=2)
+    told = refused(path, metadata(world_size=4, worker_id=2))
+    assert "needs shard 2" in told
+    assert "volume.shards" in told
+    assert "number" in refused(path, extra_config={"fx100.shard_base": "1"})
+
+
+def test_replicas_of_data_parallelism_get_shards_of_their_own(tmp_path):
+    path = write_config(tmp_path, shards=4)
+    told = metadata(world_size=2, worker_id=1, engine_id="uuid_dp1")
+    with plugin_on(path, told) as plugin:
+        assert plugin._setup.shard == 3
+
+
+# ----- MLA
+
+
+MLA = {"use_mla": True, "kv_shape": (LAYERS, 1, CHUNK_TOKENS, 1, HEADS * HEAD_SIZE)}
+
+
+def test_b31_mla_keeps_one_copy_on_the_first_rank(tmp_path):
+    path = write_config(tmp_path, shards=8)
+    first = metadata(world_size=8, worker_id=0, **MLA)
+    named = key(1, like=first, world_size=1)
+    with plugin_on(path, first) as plugin:
+        put(plugin, [named])
+        assert plugin.contains(named)
+    other = metadata(world_size=8, worker_id=1, **MLA)
+    assert "lookup_server_worker_ids" in refused(path, other)
+
+
+def test_mla_layer_by_layer_keeps_a_copy_on_every_rank(tmp_path):
+    path = write_config(tmp_path, shards=8)
+    with plugin_on(path, metadata(world_size=8, worker_id=5, **MLA), use_layerwise=True) as plugin:
+        assert plugin._setup.shard == 5
+
+
+def test_a_plugin_that_cannot_be_built_leaves_nothing_open(tmp_path):
+    odd = metadata(kv_dtype=torch.uint16)  # LMCache has no name for it
+    with (
+        pytest.raises(ValueError, match="Unsupported dtype"),
+        plugin_on(write_config(tmp_path), odd),
+    ):
+        pass
+    assert not registry._open

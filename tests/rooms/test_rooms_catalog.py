@@ -1,0 +1,306 @@
+"""The catalog, its index and its piece table, against dictionaries."""
+
+import itertools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from fx100_lmcache.catalog import Catalog
+from fx100_lmcache.catalog.index import DigestIndex, as_words
+from fx100_lmcache.catalog.pieces import PieceTable
+
+ROWS = 64
+
+
+def digest(number: int) -> bytes:
+    return b"scope-of-16-byte" + number.to_bytes(32, "little")
+
+
+def rows_of(*rows: int) -> Any:
+    return np.array(rows, np.int64)
+
+
+def add(
+    catalog: Catalog, row: int, number: int, *, length: int = 10, blocks: int = 1, **how: Any
+) -> None:
+    pieces = how.pop("pieces", ((number + 1, number + 2),))
+    catalog.add(
+        row,
+        digest(number),
+        length=length,
+        blocks=blocks,
+        meta=0,
+        members=how.pop("members", 1),
+        pieces=pieces,
+    )
+
+
+class CatalogMachine(RuleBasedStateMachine):
+    """Random use of the catalog, compared with a dictionary of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.catalog = Catalog(ROWS)
+        self.live: dict[int, int] = {}  # number -> row
+        self.dying: dict[int, int] = {}  # row -> number
+        self.readers: dict[int, int] = {}
+        self.pieces: dict[int, list[tuple[int, int]]] = {}
+
+    @rule(number=st.integers(0, 99), row=st.integers(0, ROWS - 1), count=st.integers(1, 6))
+    def publish(self, number: int, row: int, count: int) -> None:
+        if number in self.live or row in self.dying or row in self.live.values():
+            return
+        self.pieces[row] = [(number * 100 + n + 1, n) for n in range(count)]
+        add(self.catalog, row, number, length=number + 1, blocks=count, pieces=self.pieces[row])
+        self.live[number] = row
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.live)))
+        row = self.live.pop(number)
+        assert self.catalog.drop(row).digest == digest(number)
+        self.dying[row] = number
+
+    @precondition(lambda self: self.dying)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        row = data.draw(st.sampled_from(sorted(self.dying)))
+        if not self.readers.get(row):
+            self.catalog.release(row)
+            del self.dying[row]
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def read(self, data: st.DataObject) -> None:
+        row = self.live[data.draw(st.sampled_from(sorted(self.live)))]
+        self.catalog.start_reading(row)
+        self.readers[row] = self.readers.get(row, 0) + 1
+
+    @precondition(lambda self: any(self.readers.values()))
+    @rule(data=st.data())
+    def stop_reading(self, data: st.DataObject) -> None:
+        row = data.draw(st.sampled_from(sorted(r for r, n in self.readers.items() if n)))
+        self.readers[row] -= 1
+        last = self.catalog.stop_reading(row)
+        assert last == (row in self.dying and self.readers[row] == 0)
+
+    @rule()
+    def drop_all(self) -> None:
+        dropped = self.catalog.drop_all()
+        assert {e.row for e in dropped} == set(self.live.values())
+        self.dying |= {row: number for number, row in self.live.items()}
+        self.live.clear()
+
+    @rule(asked=st.lists(st.integers(0, 120), max_size=30))
+    def find(self, asked: list[int]) -> None:
+        found = self.catalog.find([digest(n) for n in asked]).tolist()
+        assert found == [self.live.get(n, -1) for n in asked]
+
+    @invariant()
+    def books_are_right(self) -> None:
+        assert len(self.catalog) == len(self.live)
+        assert self.catalog.live_bytes == sum(number + 1 for number in self.live)
+        held = [*self.live.values(), *self.dying]
+        assert self.catalog.used_blocks() == sum(len(self.pieces[row]) for row in held)
+        assert self.catalog.live_rows() == sorted(self.live.values())
+        for number, row in self.live.items():
+            entry = self.catalog.entry(row)
+            assert (entry.digest, entry.length) == (digest(number), number + 1)
+            assert list(entry.pieces) == self.pieces[row]
+
+
+TestCatalog = CatalogMachine.TestCase
+TestCatalog.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)
+
+
+# The index
+
+
+def index_of(count: int) -> tuple[DigestIndex, Any]:
+    column = np.zeros((count, 6), np.uint64)
+    column[:] = as_words(b"".join(digest(n) for n in range(count)))
+    return DigestIndex(column), column
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_index_grows(one_by_one: bool) -> None:
+    index, column = index_of(20_000)
+    if one_by_one:
+        for row in range(3000):
+            index.insert(rows_of(row))
+        index.insert(np.arange(3000, 20_000))
+    else:
+        index.insert(np.arange(20_000))
+    order = np.random.default_rng(1).permutation(20_000)
+    assert (index.find(column[order]) == order).all()
+    assert len(index) == 20_000
+
+
+def test_index_stays_small_under_churn() -> None:
+    """Deleted slots are reused or swept; the table does not grow for ever."""
+    index, column = index_of(4000)
+    index.insert(np.arange(100))
+    for row in range(100, 4000):
+        index.insert(rows_of(row))
+        index.delete(row - 100)
+        assert len(index) == 100
+    assert len(index._table) == 1024
+    found = index.find(column)
+    assert (found[-100:] == np.arange(3900, 4000)).all()
+    assert (found[:-100] == -1).all()
+
+
+def test_find_of_duplicates_and_of_ten_thousand() -> None:
+    index, column = index_of(10_000)
+    index.insert(np.arange(0, 10_000, 2))
+    asked = np.repeat(np.arange(5000), 2)
+    found = index.find(column[asked])
+    assert (found == np.where(asked % 2 == 0, asked, -1)).all()
+    assert len(index.find(column[:0])) == 0
+
+
+@pytest.mark.parametrize("word", range(2, 6))
+def test_hashes_that_differ_in_one_word_only_do_not_pile_up(word: int) -> None:
+    """Chunk hashes need not be random: a test's, or a padded counter, is not."""
+    column = np.zeros((4000, 6), np.uint64)
+    column[:, word] = np.arange(4000)
+    index = DigestIndex(column)
+    assert len(np.unique(index._home(column))) > 500  # of 1,024 places
+    column[:, word] = np.arange(4000, dtype=np.uint64) << np.uint64(52)
+    assert len(np.unique(index._home(column))) > 500
+
+
+# Pieces
+
+
+def test_pieces_against_a_dictionary() -> None:
+    table, kept, rng = PieceTable(), dict[int, list[tuple[int, int]]](), random.Random(5)
+    for _ in range(4000):
+        if kept and rng.random() < 0.45:
+            at = rng.choice(list(kept))
+            table.free(at, len(kept.pop(at)))
+        else:
+            pieces = [
+                (rng.getrandbits(64), rng.getrandbits(64)) for _ in range(rng.randrange(1, 9))
+            ]
+            kept[table.add(pieces)] = pieces
+    for at, pieces in kept.items():
+        locations, checksums = table.read(at, len(pieces))
+        assert list(zip(locations.tolist(), checksums.tolist(), strict=True)) == pieces
+    places = sorted((at, len(pieces)) for at, pieces in kept.items())
+    assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(places))
+
+
+def test_freed_runs_are_reused() -> None:
+    table = PieceTable()
+    runs = [table.add([(n, n)] * 8) for n in range(2000)]
+    for at in runs:
+        table.free(at, 8)
+    assert sorted(table.add([(1, 1)] * 8) for _ in range(2000)) == sorted(runs)
+
+
+# Pins and eviction order
+
+
+def catalog_of(count: int, **how: Any) -> Catalog:
+    catalog = Catalog(ROWS)
+    for number in range(count):
+        add(catalog, number, number, **how)
+    return catalog
+
+
+def test_victims_are_the_least_recently_used_and_no_more_than_needed() -> None:
+    catalog = catalog_of(6, blocks=2)
+    catalog.touch(rows_of(0, 2))
+    assert catalog.victims(1, 0.0, 0) == [1]
+    assert catalog.victims(4, 0.0, 0) == [1, 3]
+    assert catalog.victims(5, 0.0, 0) == [1, 3, 4]
+    assert catalog.victims(99, 0.0, 0) == [1, 3, 4, 5, 2, 0]
+
+
+def test_a_prefix_is_kept_longer_than_its_suffix() -> None:
+    """Without its first chunk, what is left of a conversation cannot be used."""
+    catalog = catalog_of(5)
+    catalog.touch(rows_of(0, 1, 2, 3, 4))
+    assert catalog.victims(5, 0.0, 0) == [4, 3, 2, 1, 0]
+    assert catalog.rows_by_age() == [4, 3, 2, 1, 0]
+
+
+def test_victims_pass_over_what_is_pinned_read_or_on_a_member_that_is_down() -> None:
+    catalog = catalog_of(3)
+    add(catalog, 3, 3, members=0b110)
+    catalog.pin(rows_of(0), 10.0, 20)
+    catalog.start_reading(1)
+    assert catalog.victims(99, 10.0, 0b100) == [2]
+    assert catalog.victims(99, 20.0, 0) == [0, 2, 3]  # the pin has expired
+    catalog.stop_reading(1)
+    assert catalog.victims(99, 10.0, 0) == [1, 2, 3]
+
+
+def test_victims_of_consecutive_rounds() -> None:
+    """Each round goes on where the last one ended, whatever was used in between."""
+    catalog = catalog_of(40)
+    gone: list[int] = []
+    rng = random.Random(2)
+    expected = list(range(40))
+    for _ in range(10):
+        used = rng.choice(expected)
+        catalog.touch(rows_of(used))
+        expected.remove(used)
+        expected.append(used)
+        for row in catalog.victims(2, 0.0, 0):
+            catalog.drop(row)
+            gone.append(row)
+            assert expected.pop(0) == row
+    assert len(set(gone)) == 20
+
+
+def test_counted_pins() -> None:
+    catalog = catalog_of(2)
+    catalog.pin(rows_of(0, 0, 1), 0.0, 300)
+    assert catalog.pins() == 3
+    assert catalog.unpin(rows_of(0)) == 1
+    assert catalog.pinned(0, 299.0)
+    assert catalog.unpin(rows_of(0, 0, 1)) == 2  # one of them was one too many
+    assert not catalog.pinned(0, 0.0)
+    assert not catalog.pinned(1, 0.0)
+    assert (catalog.pins(), catalog.unpin(rows_of(0))) == (0, 0)  # B49: never below zero
+
+
+def test_expired_pins_do_not_come_back_with_a_new_one() -> None:
+    """A pin that was never given back must not outlive its time to live."""
+    catalog = catalog_of(1)
+    catalog.pin(rows_of(0), 0.0, 300)
+    assert not catalog.pinned(0, 300.0)
+    catalog.pin(rows_of(0), 400.0, 700)
+    assert catalog.unpin(rows_of(0)) == 1
+    assert not catalog.pinned(0, 401.0)
+
+
+def test_100_000_pins_on_one_row() -> None:
+    catalog = catalog_of(1)
+    catalog.pin(np.zeros(100_000, np.int64), 0.0, 300)
+    assert catalog.pins() == 100_000
+    assert catalog.unpin(rows_of(0)) == 1
+    assert catalog.pinned(0, 1.0)
+
+
+def test_dropping_ends_all_pins() -> None:
+    catalog = catalog_of(1)
+    catalog.pin(rows_of(0), 0.0, 300)
+    catalog.drop(0)
+    catalog.release(0)
+    add(catalog, 0, 7)
+    assert not catalog.pinned(0, 0.0)
+
+
+def test_metadata_is_kept_once() -> None:
+    catalog = Catalog(4)
+    numbers = [catalog.intern_meta(meta) for meta in (b"a", b"b", b"a")]
+    assert (numbers, catalog.metas) == ([0, 1, 0], [b"a", b"b"])
