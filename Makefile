@@ -44,7 +44,7 @@ lint: venv  ## style and types
 	$(BIN)/mypy
 
 pytest: venv  ## the test suite alone; PYTEST_ARGS="-k name" picks
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto $(PYTEST_ARGS)
 
 test: lint pytest  ## lint and the test suite
 

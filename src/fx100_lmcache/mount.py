@@ -23,7 +23,8 @@ from fx100_lmcache.access import (
     silent_error,
 )
 from fx100_lmcache.config import Config
-from fx100_lmcache.engine.lane_engine import EngineOptions, LaneEngine
+from fx100_lmcache.engine.lane_engine import LaneEngine
+from fx100_lmcache.engine.slot import EngineOptions
 from fx100_lmcache.errors import FX100Error, MemberOpenError, SectorSizeError, VolumeError
 from fx100_lmcache.geometry import Geometry, plan_geometry
 from fx100_lmcache.members.base import Member

@@ -7,7 +7,7 @@ from benchmarks.all import PARTS, README, markdown, replace_block
 from benchmarks.common import Sample, Series, cell, publish
 from benchmarks.failures import flip
 from benchmarks.l1 import Arena
-from benchmarks.replay import summary
+from benchmarks.replay import compare_with_idle, summary
 
 
 def test_every_part_has_its_place_in_the_readme() -> None:
@@ -92,3 +92,16 @@ def test_a_cell_of_the_replay_counts_misses() -> None:
     assert row["CPU s/GB"] == pytest.approx(0.5)
     assert (row["p50 s"], row["p99 s"]) == (1.0, 2.0)
     assert summary(("ours", "busy", 2), [result], 10**8, 0.0, facts)["of fio"] == "no fio"
+
+
+def test_cells_are_compared_with_the_idle_one() -> None:
+    rows = [
+        {"backend": name, "mode": mode, "concurrency": 4, "p95 s": seconds}
+        for name, mode, seconds in (
+            ("ours", "idle", 2.0),
+            ("ours", "stores", 3.0),
+            ("fs", "busy", 1.0),
+        )
+    ]
+    compare_with_idle(rows)
+    assert [row["p95 to idle"] for row in rows] == [1.0, 1.5, "-"]

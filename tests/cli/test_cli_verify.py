@@ -8,7 +8,8 @@ from cli_rig import MIB, Owner, Rig, fill, fx100
 
 from fx100_lmcache.cli import scrub
 from fx100_lmcache.cli.scrub import Scrubber, ScrubResult
-from fx100_lmcache.engine.lane_engine import EngineOptions, LaneEngine
+from fx100_lmcache.engine.lane_engine import LaneEngine
+from fx100_lmcache.engine.slot import EngineOptions
 from fx100_lmcache.errors import VolumeError
 from fx100_lmcache.geometry import LABEL_BYTES
 from fx100_lmcache.members.base import Member

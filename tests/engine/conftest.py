@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from engine_tools import MIB, file_member
 
-from fx100_lmcache.engine.lane_engine import EngineOptions, LaneEngine
+from fx100_lmcache.engine.lane_engine import LaneEngine
 from fx100_lmcache.engine.native import native_available
+from fx100_lmcache.engine.slot import EngineOptions
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.testing.inline import inline_engine
 from fx100_lmcache.testing.memory import MemoryMember

@@ -2,6 +2,7 @@
 
 import errno
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,8 @@ from fx100_lmcache.aligned import zero_buffer
 from fx100_lmcache.engine.base import IoBuffer, Job, Status, Transfer
 from fx100_lmcache.engine.lane_engine import LaneEngine
 from fx100_lmcache.members.device import DeviceMember, open_member
-from fx100_lmcache.testing.memory import MemoryMember
+from fx100_lmcache.testing.inline import InlineLanes, inline_engine
+from fx100_lmcache.testing.memory import Fault, MemoryMember
 
 PATIENCE_S = 30.0  # a test that waits longer has failed
 KIB = 1024
@@ -136,3 +138,32 @@ class ReplacedMember(MemoryMember):
 
     def write_from(self, offset: int, buffer: memoryview) -> int:
         raise OSError(errno.ENOSPC, "no space left on device")
+
+
+def eventually(condition: object) -> bool:
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        if condition():  # type: ignore[operator]
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def state(engine: LaneEngine, member: int = 0) -> str:
+    return engine.states()[member].state
+
+
+def stalled_engine(
+    reads: int = 1, shift: int = 0, **job: bool
+) -> tuple[LaneEngine, InlineLanes, Outcome]:
+    member = MemoryMember(MIB)
+    member.faults = [Fault("stall", "write" if job.get("write") else "read", times=reads)]
+    engine, lanes, _ = inline_engine([member])
+    buffer = buffer_of(bytes(reads * 4096), shift=shift)
+    transfers = [Transfer(0, n * 4096, buffer, n * 4096, 4096) for n in range(reads)]
+    return engine, lanes, start(engine, transfers, within_s=5.0, **job)
+
+
+def expire(engine: LaneEngine, seconds: float = 5.0) -> None:
+    engine._clock.advance(seconds)  # type: ignore[attr-defined]
+    engine.expire_due()

@@ -7,7 +7,8 @@ from pathlib import Path
 from engine_tools import PATIENCE_S, Outcome, buffer_of, pattern, start, write_at
 
 from fx100_lmcache.engine.base import Status, Transfer
-from fx100_lmcache.engine.lane_engine import EngineOptions, LaneEngine
+from fx100_lmcache.engine.lane_engine import LaneEngine
+from fx100_lmcache.engine.slot import EngineOptions
 from fx100_lmcache.members.device import open_member
 
 

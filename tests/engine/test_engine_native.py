@@ -29,8 +29,9 @@ from engine_tools import (
 )
 
 from fx100_lmcache.engine.base import Job, Status, Transfer
-from fx100_lmcache.engine.lane_engine import EngineOptions, LaneEngine
+from fx100_lmcache.engine.lane_engine import LaneEngine
 from fx100_lmcache.engine.native import NativeLane
+from fx100_lmcache.engine.slot import EngineOptions
 from fx100_lmcache.members.base import Member
 
 pytestmark = needs_native

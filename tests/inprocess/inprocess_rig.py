@@ -21,7 +21,8 @@ from lmcache.v1.storage_backend.storage_manager import StorageManager
 
 from fx100_lmcache import config as settings
 from fx100_lmcache.config import Config
-from fx100_lmcache.engine.lane_engine import EngineOptions, LaneEngine
+from fx100_lmcache.engine.lane_engine import LaneEngine
+from fx100_lmcache.engine.slot import EngineOptions
 from fx100_lmcache.lmcache import inprocess_registry
 from fx100_lmcache.lmcache.plugin import FX100StoragePlugin
 from fx100_lmcache.mount import Mounted, format_members, plan_format, store_options

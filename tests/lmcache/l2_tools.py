@@ -18,7 +18,8 @@ from lmcache.v1.platform import consume_fd
 from fx100_lmcache import config as settings
 from fx100_lmcache.aligned import zero_buffer
 from fx100_lmcache.config import Config, DeadlineConfig, IdentityConfig, MemberConfig, VolumeConfig
-from fx100_lmcache.engine.lane_engine import EngineOptions, LaneEngine
+from fx100_lmcache.engine.lane_engine import LaneEngine
+from fx100_lmcache.engine.slot import EngineOptions
 from fx100_lmcache.lmcache.l2_adapter import FX100L2Adapter
 from fx100_lmcache.mount import Mounted, format_members, plan_format
 from fx100_lmcache.store import Store, StoreOptions
@@ -284,6 +285,8 @@ class Client:
         """End the adapter's own threads, as far as they live; the store may hang."""
         self.adapter._watch.close()
         self.adapter._events.close(WAIT_S)
+        if self.adapter._metrics is not None:
+            self.adapter._metrics.close()
 
     def usage(self) -> int:
         used: int = self.adapter.get_usage().total_bytes_used

@@ -127,7 +127,16 @@ def test_b27_no_salt_and_an_empty_one_are_the_same(client: Client) -> None:
 
 @pytest.mark.parametrize(
     "model",
-    ["/data/models/x", "org/name%2F", "a:b\0c", "é/模型", "m" * 300, "..", " ", "\ud800"],
+    [
+        "/data/models/x",
+        "org/name%2F",
+        "a:b\0c",
+        "é/模型",
+        "m" * 300,
+        "..",
+        " ",
+        pytest.param("\ud800", id="lone surrogate"),
+    ],
 )
 def test_b30_any_model_name_round_trips(tmp_path: Path, model: str) -> None:
     one = key(1, model_name=model, cache_salt="s" * 128)

@@ -26,6 +26,8 @@ KIB, MIB = 1 << 10, 1 << 20
 OBJECT_BYTES = 256 * KIB
 PATIENCE_S = 60.0
 """Longer than anything under test; waiting longer is a failure with a name."""
+PREFILLED = 60
+"""Objects that are there before the traffic begins."""
 GRACE_S = 1.0
 """What a call may take beyond its deadline: the second promise."""
 
@@ -227,16 +229,19 @@ class Traffic:
     Every load that hits must give the bytes that belong to the name, whatever happens below.
     """
 
-    def __init__(self, mounted: Mounted, readers: int = 2, prefill: int = 60) -> None:
+    def __init__(
+        self, mounted: Mounted, readers: int = 2, length: int = OBJECT_BYTES, pause_s: float = 0.1
+    ) -> None:
         self.mounted = mounted
+        self.length = length
         self.calls: list[Call] = []
         self.names: list[str] = []
         self.failures: list[BaseException] = []
         self._stop = threading.Event()
-        for number in range(prefill):
-            assert put(mounted, f"old-{number}").outcome == "stored"
+        for number in range(PREFILLED):
+            assert put(mounted, f"old-{number}", length).outcome == "stored"
             self.names.append(f"old-{number}")
-        self._threads = [threading.Thread(target=self._run, args=(self._write, 0.1))]
+        self._threads = [threading.Thread(target=self._run, args=(self._write, pause_s))]
         self._threads += [
             threading.Thread(target=self._run, args=(self._reader(seed), 0.01))
             for seed in range(readers)
@@ -279,7 +284,7 @@ class Traffic:
         """Whatever was stored can be read again: a lost path loses no entry."""
         missing = set(self.names) - promised(self.mounted, self.names)
         assert not missing, f"{len(missing)} of {len(self.names)} entries are gone"
-        outcomes = {get(self.mounted, name).outcome for name in list(self.names)}
+        outcomes = {get(self.mounted, name, self.length).outcome for name in self.names}
         assert outcomes == {"hit"}
 
     def summary(self) -> str:
@@ -298,7 +303,7 @@ class Traffic:
             self.failures.append(problem)
 
     def _write(self) -> None:
-        call = put(self.mounted, f"new-{len(self.calls)}")
+        call = put(self.mounted, f"new-{len(self.calls)}", self.length)
         self.calls.append(call)
         if call.outcome == "stored":
             self.names.append(call.name)
@@ -309,7 +314,7 @@ class Traffic:
         def read() -> None:
             name = chooser.choice(self.names)
             if promised(self.mounted, [name]):
-                self.calls.append(get(self.mounted, name))
+                self.calls.append(get(self.mounted, name, self.length))
             else:
                 self.calls.append(Call("load", name, "not promised", time.monotonic(), 0.0))
 

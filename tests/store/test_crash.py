@@ -1,6 +1,7 @@
 """Every crash that 40 random workloads can meet, 500 states each: 20,000 in all."""
 
 import logging
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,8 +12,12 @@ WORKLOADS, STATES = 40, 500
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> None:
-    logging.getLogger("fx100_lmcache").setLevel(logging.CRITICAL)
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("fx100_lmcache")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(before)
 
 
 @pytest.mark.parametrize("seed", range(WORKLOADS))

@@ -1,7 +1,7 @@
 """Crash enumeration can fail: with each protection switched off it finds a counter-example."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +18,15 @@ from fx100_lmcache.testing.crash import enumerate_crashes
 from fx100_lmcache.testing.workload import Workload
 
 Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logger = logging.getLogger("fx100_lmcache")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(before)
 
 
 def without_checksums(patch: Patch) -> None:
@@ -87,7 +96,6 @@ def without_quarantine(patch: Patch) -> None:
 def test_counter_example_is_found(
     switch_off: Callable[[Patch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logging.getLogger("fx100_lmcache").setLevel(logging.CRITICAL)
     switch_off(monkeypatch)
     with pytest.raises(AssertionError):  # a Violation, or the store's own assertion
         _enumerate()

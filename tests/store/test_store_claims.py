@@ -184,3 +184,14 @@ def test_loading_needs_no_claim() -> None:
     claim_faults(store, "error")
     results, _ = start_load(store, "a")
     assert [r.length for r in results] == [CHUNK]
+
+
+def test_a_replaced_writer_that_clears_leaves_the_new_owners_claim() -> None:
+    old = Rig.fresh(options=options())
+    new = Rig(old.members, options(claim_check_s=-1.0), old.journal, wall_s=2_000_000_000)
+    new.open()
+    assert new.put("a", chunk("a")).stored
+    assert old.store.clear() == 0
+    assert old.store.clear() == 0
+    assert new.put("b", chunk("b")).stored
+    assert new.get("a") == chunk("a")

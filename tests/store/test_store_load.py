@@ -20,7 +20,8 @@ from store_tools import (
 
 from fx100_lmcache.aligned import zero_buffer
 from fx100_lmcache.engine.base import IoBuffer
-from fx100_lmcache.engine.lane_engine import EngineOptions, LaneEngine
+from fx100_lmcache.engine.lane_engine import LaneEngine
+from fx100_lmcache.engine.slot import EngineOptions
 from fx100_lmcache.identity import ChunkMeta
 from fx100_lmcache.store import LoadItem, LoadResult, PutItem, PutResult, Store
 from fx100_lmcache.testing.harness import META, Rig, digest_of

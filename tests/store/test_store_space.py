@@ -7,7 +7,8 @@ import pytest
 from store_tools import CHUNK, chunk, counts, has, inode_writes, no_faults, options, put_all, rig
 
 from fx100_lmcache.aligned import zero_buffer
-from fx100_lmcache.engine.lane_engine import EngineOptions, LaneEngine
+from fx100_lmcache.engine.lane_engine import LaneEngine
+from fx100_lmcache.engine.slot import EngineOptions
 from fx100_lmcache.geometry import Geometry, MemberShape
 from fx100_lmcache.store import PutItem, PutResult, Store
 from fx100_lmcache.testing.harness import META, Rig, digest_of

@@ -30,14 +30,12 @@ from fx100_lmcache.config import Config, load
 from fx100_lmcache.doctor.documents import Document, DocumentError, read_document
 from fx100_lmcache.doctor.engine import check_engine
 from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question, note, problem
-from fx100_lmcache.doctor.inprocess import check_inprocess
 from fx100_lmcache.doctor.loading import check_loading, targets, try_imports
 from fx100_lmcache.doctor.mp import check_adapter
 from fx100_lmcache.doctor.nvme import relevant
 from fx100_lmcache.doctor.ours import check_identity, check_shards, check_space
 from fx100_lmcache.doctor.proof import prove_io
 from fx100_lmcache.doctor.sizes import check_sizes
-from fx100_lmcache.doctor.versions import check_versions
 from fx100_lmcache.doctor.volume import check_claims, check_volume, shards_needed
 from fx100_lmcache.errors import FX100Error
 from fx100_lmcache.nvmf.check import Finding, Severity, check, worst
@@ -131,6 +129,10 @@ def examine(path: Path, question: Question, lmcache_config: Path | None) -> Iter
     lmcache_config : Path or None
         A file of LMCache or vLLM.
     """
+    # here, so that no other command loads a part of the faces
+    from fx100_lmcache.doctor.inprocess import check_inprocess
+    from fx100_lmcache.doctor.versions import check_versions
+
     yield from check_versions(question)
     document: Document | None = None
     if lmcache_config is not None:

@@ -7,7 +7,7 @@ import dataclasses
 import os
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -20,13 +20,19 @@ from fx100_lmcache.cli.console import (
     human,
     print_error,
     print_json,
-    size_text,
 )
 from fx100_lmcache.cli.inspect import inspect
+from fx100_lmcache.cli.nvme_views import (
+    describe,
+    describe_discovery,
+    show_discovery,
+    show_finding,
+    show_namespace,
+    show_report,
+)
 from fx100_lmcache.config import Config, load
 from fx100_lmcache.config.nvme import NvmeConfig, NvmeSubsystem
 from fx100_lmcache.errors import ClaimError
-from fx100_lmcache.nvmf.address import FabricAddress
 from fx100_lmcache.nvmf.check import FABRICS, Finding, Severity, check, worst
 from fx100_lmcache.nvmf.connect import (
     ConnectReport,
@@ -34,23 +40,15 @@ from fx100_lmcache.nvmf.connect import (
     disconnect_subsystem,
     host_identity,
 )
+from fx100_lmcache.nvmf.discover import discover
 from fx100_lmcache.nvmf.errors import NvmeError
-from fx100_lmcache.nvmf.parse import DiscoveryRecord
-from fx100_lmcache.nvmf.plan import wanted_addresses
 from fx100_lmcache.nvmf.resolve import find, identity_of, resolve
 from fx100_lmcache.nvmf.runner import NvmeCli
-from fx100_lmcache.nvmf.snapshot import Namespace, Snapshot, Subsystem
+from fx100_lmcache.nvmf.snapshot import Snapshot, Subsystem
 from fx100_lmcache.nvmf.sysfs import Sysfs
 
 APPEAR_S = 5.0
 """Wait for the members after a connect: the kernel scans namespaces in the background."""
-
-_COLOURS = {
-    Severity.OK: "green",
-    Severity.NOTE: "cyan",
-    Severity.WARNING: "yellow",
-    Severity.PROBLEM: "bold red",
-}
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 
@@ -72,13 +70,13 @@ def discover_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
     transport, address, configured.
     """
     settings = _nvme_section(load(config))
-    found = asyncio.run(_discover(settings))
+    found = asyncio.run(discover(settings, NvmeCli()))
     wanted = {each.subsystem_nqn for each in settings.subsystems}
     if as_json:
-        print_json({"addresses": [each.as_dict(wanted) for each in found]})
+        print_json({"addresses": [describe_discovery(each, wanted) for each in found]})
     for each in found if not as_json else ():
-        _show_discovery(each, wanted)
-    if any(each.error or not each.wanted <= each.names for each in found):
+        show_discovery(each, wanted)
+    if any(each.error or each.missing for each in found):
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -146,7 +144,7 @@ def list_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
     snapshot = asyncio.run(Sysfs().snapshot())
     members, missing = _members_in(settings, snapshot)
     rows = [
-        _describe(snapshot, namespace, members.get(namespace.device))
+        describe(snapshot, namespace, members.get(namespace.device))
         for subsystem in _fabric(snapshot)
         for namespace in subsystem.namespaces
     ]
@@ -155,7 +153,7 @@ def list_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
         print_json({"namespaces": rows, "missing": problems})
     else:
         for row in rows:
-            _show_namespace(row)
+            show_namespace(row)
         for position, why in missing.items():
             human().print(f"[bold red]missing:[/] volume.members[{position}]")
             human().print(str(why), markup=False)
@@ -183,7 +181,7 @@ def check_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
         found = [dataclasses.asdict(each) for each in findings]
         print_json({"worst": gravest, "findings": found})
     for each in findings if not as_json else ():
-        _show_finding(each)
+        show_finding(each)
     if not findings and not as_json:
         human().print("no NVMe-oF controllers and none configured")
     if gravest is Severity.PROBLEM:
@@ -197,71 +195,6 @@ def _nvme_section(config: Config) -> NvmeConfig:
             "  do: list the subsystems under nvme.subsystems (see configs/nvmeof.yaml)"
         )
     return config.nvme
-
-
-@dataclasses.dataclass
-class _Discovery:
-    """What one address said; `wanted` are the configured subsystems that should be there."""
-
-    transport: str
-    address: FabricAddress
-    wanted: set[str]
-    offered: list[DiscoveryRecord] = dataclasses.field(default_factory=list)
-    error: NvmeError | None = None
-
-    @property
-    def names(self) -> set[str]:
-        return {record.subsystem_nqn for record in self.offered}
-
-    def as_dict(self, configured: set[str]) -> dict[str, Any]:
-        return {
-            "transport": self.transport,
-            "address": str(self.address),
-            "error": str(self.error) if self.error else None,
-            "offered": [
-                {
-                    "subsystem_nqn": record.subsystem_nqn,
-                    "transport": record.transport,
-                    "address": str(record.address),
-                    "configured": record.subsystem_nqn in configured,
-                }
-                for record in self.offered
-            ],
-        }
-
-
-async def _discover(section: NvmeConfig) -> list[_Discovery]:
-    host = await host_identity(section.host_nqn, section.host_id)
-    cli = NvmeCli()
-    asked: dict[tuple[str, FabricAddress], _Discovery] = {}
-    for subsystem in section.subsystems:
-        for address in wanted_addresses(subsystem):
-            key = (subsystem.transport, address)
-            asked.setdefault(key, _Discovery(*key, set())).wanted.add(subsystem.subsystem_nqn)
-    for each in asked.values():
-        options = [f"--transport={each.transport}", f"--hostnqn={host.nqn}", f"--hostid={host.id}"]
-        given = dataclasses.asdict(each.address)
-        options += [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value]
-        try:
-            records = await cli.discover(*options)
-            each.offered = [record for record in records if not record.is_discovery]
-        except NvmeError as error:
-            each.error = error
-    return list(asked.values())
-
-
-def _show_discovery(found: _Discovery, configured: set[str]) -> None:
-    console = human()
-    console.print(f"[bold]{found.transport} {escape(str(found.address))}[/]")
-    if found.error is not None:
-        print_error(found.error)
-        return
-    for record in found.offered:
-        mark = "configured" if record.subsystem_nqn in configured else "not configured"
-        console.print(f"  {record.subsystem_nqn} at {record.address} ({mark})", markup=False)
-    for nqn in sorted(found.wanted - found.names):
-        console.print(f"  [bold red]not offered:[/] {escape(nqn)}")
-        console.print("    do: allow this host's NQN on the array, or correct nvme.subsystems")
 
 
 def _for_each_subsystem(
@@ -281,24 +214,9 @@ def _for_each_subsystem(
             print_error(error)
             failed = True
             continue
-        _show_report(report, dry_run)
+        show_report(report, dry_run)
         failed = failed or bool(report.failures)
     return failed
-
-
-def _show_report(report: ConnectReport, dry_run: bool) -> None:
-    console = human()
-    if dry_run:
-        for line in report.planned:
-            console.print(f"  would: {line}", markup=False)
-        return
-    for line in report.done or ["nothing to do"]:
-        console.print(f"  {line}", markup=False)
-    for note in report.notes:
-        console.print(f"  [yellow]note:[/] {escape(note)}")
-    for address, error in report.failures:
-        console.print(f"  [bold red]no path to {escape(str(address))}[/]")
-        print_error(error)
 
 
 async def _wait_for_members(config: Config, sysfs: Sysfs) -> None:
@@ -339,41 +257,6 @@ def _fabric(snapshot: Snapshot) -> Iterable[Subsystem]:
             yield subsystem
 
 
-def _describe(snapshot: Snapshot, namespace: Namespace, member: int | None) -> dict[str, Any]:
-    return {
-        "device": namespace.device,
-        "member": member,
-        **dataclasses.asdict(namespace.identity),
-        "size_bytes": namespace.size_bytes,
-        "lba_bytes": namespace.lba_bytes,
-        "paths": [
-            {
-                "controller": path.controller,
-                "transport": controller.transport,
-                "address": str(controller.address),
-                "state": controller.state,
-                "ana_state": path.ana_state,
-            }
-            for controller, path in snapshot.paths(namespace.device)
-        ],
-    }
-
-
-def _show_namespace(row: dict[str, Any]) -> None:
-    console = human()
-    member = "no member" if row["member"] is None else f"volume.members[{row['member']}]"
-    size = f"{size_text(row['size_bytes'])}, LBA {row['lba_bytes']} B"
-    console.print(f"[bold]{row['device']}[/] {escape(member)}, {size}")
-    for name in ("nguid", "eui64", "uuid"):
-        if row[name]:
-            console.print(f"  {name} {row[name]}")
-    console.print(f"  nsid {row['nsid']} of {row['subsystem_nqn']}", markup=False)
-    for path in row["paths"]:
-        where = f"{path['controller']} {path['transport']} {path['address']}"
-        state = " ".join(filter(None, (path["state"], path["ana_state"])))
-        console.print(f"  path {where} {state}", markup=False)
-
-
 def _missing(position: int, why: NvmeError) -> Finding:
     what, _, advice = str(why).partition("\n  do: ")
     return Finding(
@@ -383,14 +266,3 @@ def _missing(position: int, why: NvmeError) -> Finding:
         "its share of every object cannot be read or written",
         advice or "fx100 nvme connect",
     )
-
-
-def _show_finding(finding: Finding) -> None:
-    console = human()
-    console.print(
-        f"[{_COLOURS[finding.severity]}]{finding.severity}:[/] {escape(finding.subject)}: "
-        f"{escape(finding.what)}"
-    )
-    for name, text in (("why", finding.why), ("do", finding.do)):
-        if text:
-            console.print(f"  {name}: {text}", markup=False)

@@ -52,6 +52,7 @@ typedef struct {
     op_t *head, **tail; /* queued */
     op_t *done;         /* finished, newest first */
     int closing;
+    int idle; /* threads that wait for work */
     int event_fd;
     int users; /* threads and the Python object; the last one frees the pool */
 } pool_t;
@@ -114,8 +115,11 @@ static void *worker(void *argument) {
     void *state = hasher.create();
     pthread_mutex_lock(&pool->lock);
     for (;;) {
-        while (!pool->head && !pool->closing)
+        while (!pool->head && !pool->closing) {
+            pool->idle++;
             pthread_cond_wait(&pool->ready, &pool->lock);
+            pool->idle--;
+        }
         if (pool->closing)
             break;
         op_t *op = pool->head;
@@ -232,6 +236,7 @@ static PyObject *submit(PyObject *self, PyObject *args) {
     if (!pool)
         return NULL;
     op_t *first = NULL, **last = &first;
+    int count = 0;
     for (Py_ssize_t i = 0; i < PyList_Size(operations); i++) {
         unsigned long long ticket, address, length, padded, max_io, align;
         long long offset;
@@ -255,12 +260,15 @@ static PyObject *submit(PyObject *self, PyObject *args) {
                      .align = align};
         *last = op;
         last = &op->next;
+        count++;
     }
     if (first) {
         pthread_mutex_lock(&pool->lock);
         *pool->tail = first;
         pool->tail = last;
-        pthread_cond_broadcast(&pool->ready);
+        /* no more threads than there is work for: the others would only meet at the lock */
+        for (int i = 0; i < count && i < pool->idle; i++)
+            pthread_cond_signal(&pool->ready);
         pthread_mutex_unlock(&pool->lock);
     }
     Py_RETURN_NONE;

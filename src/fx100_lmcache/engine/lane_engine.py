@@ -10,13 +10,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from fx100_lmcache.engine.base import Job, MemberState, Status, Transfer
-from fx100_lmcache.engine.health import MemberHealth
-from fx100_lmcache.engine.lane import Finish, Lane, PythonLane
-from fx100_lmcache.engine.native import NativeLane, NativeReaper, native_available
+from fx100_lmcache.engine.lane import Lane
+from fx100_lmcache.engine.slot import (
+    LANES,
+    EngineOptions,
+    LaneFactory,
+    MemberSlot,
+    ThreadedLanes,
+)
 from fx100_lmcache.members.base import Member
 
 log = logging.getLogger(__name__)
@@ -28,95 +31,6 @@ _PAGE_BYTES = 4096  # no logical block is larger
 _TOO_LARGE_ERRORS = frozenset({errno.EIO, errno.EINVAL, errno.EREMOTEIO})
 
 Probe = Callable[[int, Member], "Member | None"]
-
-LANES = ("reads", "writes", "bounced")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """Sizes of an engine.
-
-    Attributes
-    ----------
-    reader_threads, writer_threads : int
-        Per member. Writers are fewer, so that reads overtake writes.
-    max_io_bytes : int
-        Cap of one call: larger ones are known to fail on some NVMe/TCP targets.
-    native : bool
-        Move aligned pieces without the GIL where the extension was built.
-    probe_interval_s : float
-        How often a member that is not up is looked at.
-    """
-
-    reader_threads: int = 16
-    writer_threads: int = 4
-    max_io_bytes: int = 1024 * 1024
-    native: bool = True
-    probe_interval_s: float = 1.0
-
-
-@dataclass(slots=True, eq=False)
-class _Slot:
-    """One member with its lanes; replaced as a whole when the member comes back elsewhere."""
-
-    index: int
-    member: Member
-    max_io_bytes: int
-    refusals: int = 0
-    """Times that a large call failed and smaller ones worked, since a large one last worked."""
-    health: MemberHealth = field(default_factory=MemberHealth)
-    retired_at: float = 0.0
-    reads: Lane = field(init=False)
-    writes: Lane = field(init=False)
-    bounced: Lane = field(init=False)
-
-    @property
-    def idle(self) -> bool:
-        return all(getattr(self, kind).idle for kind in LANES)
-
-    def close(self) -> None:
-        for kind in LANES:
-            getattr(self, kind).close()
-
-
-class LaneFactory(Protocol):
-    """Makes the lanes of a member."""
-
-    kind: str
-
-    def make(self, what: str, slot: _Slot, finish: Finish) -> Lane:
-        """Make a lane: ``what`` is ``reads``, ``writes`` or ``bounced`` (unaligned memory)."""
-        ...
-
-    def close(self) -> None:
-        """Stop what the lanes share."""
-        ...
-
-
-class ThreadedLanes:
-    """Lanes with threads: native where the extension was built and the member has a descriptor."""
-
-    def __init__(self, options: EngineOptions) -> None:
-        self._reaper = NativeReaper() if options.native and native_available() else None
-        self.kind = "python" if self._reaper is None else "native"
-        readers, writers = options.reader_threads, options.writer_threads
-        self._threads = {"reads": readers, "writes": writers, "bounced": max(2, readers // 4)}
-
-    def make(self, what: str, slot: _Slot, finish: Finish) -> Lane:
-        """Make a lane."""
-        threads, member = self._threads[what], slot.member
-
-        def limit() -> int:
-            return slot.max_io_bytes
-
-        if self._reaper is not None and member.fileno() is not None and what != "bounced":
-            return NativeLane(member, threads, limit, finish, self._reaper)
-        return PythonLane(member, threads, limit, finish, f"fx100-m{slot.index}-{what}")
-
-    def close(self) -> None:
-        """Stop the thread that native lanes share."""
-        if self._reaper is not None:
-            self._reaper.close()
 
 
 class LaneEngine:
@@ -155,7 +69,7 @@ class LaneEngine:
         self.open_jobs = 0
         self.bounced_transfers = 0
         self._slots = [self._equip(i, m) for i, m in enumerate(members)]
-        self._retired: list[_Slot] = []
+        self._retired: list[MemberSlot] = []
         if lanes is None:
             self._start(self._watch, "fx100-deadlines")
             for index in range(len(members)):
@@ -164,8 +78,10 @@ class LaneEngine:
     def _start(self, target: Callable[[], None], name: str) -> None:
         threading.Thread(target=target, name=name, daemon=True).start()
 
-    def _equip(self, index: int, member: Member) -> _Slot:
-        slot = _Slot(index, member, max(1, self._options.max_io_bytes // _PAGE_BYTES) * _PAGE_BYTES)
+    def _equip(self, index: int, member: Member) -> MemberSlot:
+        slot = MemberSlot(
+            index, member, max(1, self._options.max_io_bytes // _PAGE_BYTES) * _PAGE_BYTES
+        )
 
         def finish(
             transfer: Transfer, status: Status, checksum: int, problem: OSError | None
@@ -183,7 +99,7 @@ class LaneEngine:
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue jobs."""
         queued: dict[int, tuple[Lane, list[Transfer]]] = {}
-        refused: list[tuple[_Slot, Transfer]] = []
+        refused: list[tuple[MemberSlot, Transfer]] = []
         bounced = 0
         now = self.now()
         for job in jobs:
@@ -216,14 +132,14 @@ class LaneEngine:
             if not job.transfers and not job.reported:
                 self._report(job)
 
-    def _refuse(self, slot: _Slot, transfer: Transfer, *, late: bool) -> None:
+    def _refuse(self, slot: MemberSlot, transfer: Transfer, *, late: bool) -> None:
         if late:
             self._settle(slot, transfer, Status.TIMED_OUT, 0, None)
         else:
             problem = OSError(errno.ENODEV, f"{slot.member.name} is {slot.health.state}")
             self._settle(slot, transfer, Status.ERROR, 0, problem)
 
-    def _lane_for(self, slot: _Slot, transfer: Transfer) -> Lane:
+    def _lane_for(self, slot: MemberSlot, transfer: Transfer) -> Lane:
         align = slot.member.logical_block_bytes
         if not transfer.buffer.fits_directly(transfer.start, transfer.length, align):
             return slot.bounced
@@ -231,7 +147,7 @@ class LaneEngine:
 
     def _finish(
         self,
-        slot: _Slot,
+        slot: MemberSlot,
         transfer: Transfer,
         status: Status,
         checksum: int,
@@ -248,7 +164,7 @@ class LaneEngine:
             log.warning("%s: %s", slot.member.name, problem)
         self._settle(slot, transfer, status, checksum, problem)
 
-    def _learn_limit(self, slot: _Slot, transfer: Transfer) -> None:
+    def _learn_limit(self, slot: MemberSlot, transfer: Transfer) -> None:
         """Note what a success says about the size of calls that the member takes.
 
         EINVAL for a large call proves a limit. EIO does so only if it happens again after
@@ -263,7 +179,7 @@ class LaneEngine:
             slot.max_io_bytes = min(slot.max_io_bytes, transfer.max_io_bytes)
         slot.refusals += 1
 
-    def _retry_smaller(self, slot: _Slot, transfer: Transfer, problem: OSError) -> bool:
+    def _retry_smaller(self, slot: MemberSlot, transfer: Transfer, problem: OSError) -> bool:
         """Try again in calls of half the size: some targets refuse large ones."""
         used = min(transfer.max_io_bytes or slot.max_io_bytes, transfer.length)
         with transfer.job.lock:
@@ -285,7 +201,7 @@ class LaneEngine:
 
     def _settle(
         self,
-        slot: _Slot,
+        slot: MemberSlot,
         transfer: Transfer,
         status: Status,
         checksum: int,
@@ -358,7 +274,7 @@ class LaneEngine:
                 return
             for transfer in job.transfers:
                 slot = transfer.slot  # not the one in force: that may be another device by now
-                if transfer.status is not Status.PENDING or not isinstance(slot, _Slot):
+                if transfer.status is not Status.PENDING or not isinstance(slot, MemberSlot):
                     continue  # settled, or about to be refused
                 lane = self._lane_for(slot, transfer)
                 if not lane.cancel(transfer):

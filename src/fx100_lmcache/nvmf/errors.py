@@ -50,8 +50,8 @@ class NamespaceNotFoundError(NvmeError):
         there = "".join(f"\n  seen: {line}" for line in self.seen) or "\n  no namespace is attached"
         super().__init__(
             f"namespace not found: {wanted}{there}\n"
-            "  do: connect its subsystem (fx100 nvme connect CONFIG), or correct the identity in the "
-            "configuration"
+            "  do: connect its subsystem (fx100 nvme connect CONFIG), or correct the identity in "
+            "the configuration"
         )
 
 

@@ -11,6 +11,7 @@ from fx100_lmcache.aligned import BufferPool, zero_buffer
 from fx100_lmcache.catalog import Catalog
 from fx100_lmcache.engine.base import Engine
 from fx100_lmcache.geometry import Geometry
+from fx100_lmcache.identity import ChunkMeta
 from fx100_lmcache.space import Space
 
 GIB = 1024**3
@@ -81,6 +82,7 @@ class Core:
         self.catalog = Catalog(geometry.rows)
         self.space = Space(geometry, shards, options.width)
         self.counts: Counter[str] = Counter()
+        self._metas: dict[int, ChunkMeta] = {}
         self.inodes = BufferPool(geometry.inode_bytes)
         self.zeros = zero_buffer(geometry.inode_bytes)
         self.generations: dict[int, int] = {}
@@ -94,6 +96,13 @@ class Core:
         self.closing = False
         self.on_evicted: Evicted = _ignore_evicted
         self.space_freed: Callable[[], None] = _ignore
+
+    def meta(self, number: int) -> ChunkMeta:
+        """Metadata by its number in the catalog."""
+        known = self._metas.get(number)
+        if known is None:
+            known = self._metas[number] = ChunkMeta.unpack(self.catalog.metas[number])
+        return known
 
     def next_order(self) -> tuple[int, int]:
         """Return the order of the next inode: later inodes win over earlier ones."""

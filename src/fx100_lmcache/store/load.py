@@ -15,6 +15,8 @@ from fx100_lmcache.store.erase import Eraser
 
 log = logging.getLogger(__name__)
 
+_SLICE = 32  # objects submitted at a time
+
 Accept = Callable[[ChunkMeta, int], bool]
 
 
@@ -95,31 +97,37 @@ class Loader:
         now = core.engine.now()
         deadline = now + (deadline_s or core.options.load_s)
         batch = _Batch([None] * len(items), on_done, now)
-        jobs = []
+        if not items:
+            on_done([])
+            return
+        admitted = []
         with core.lock:
             down = core.engine.down_mask()
-            for number, item in enumerate(items):
-                found = self._admit(item, down)
+            rows = core.catalog.find([item.digest for item in items]).tolist()
+            for number, (item, row) in enumerate(zip(items, rows, strict=True)):
+                found = self._admit(item, row, down)
                 if isinstance(found, LoadResult):
                     batch.results[number] = found
                 else:
-                    jobs.append(self._job(found, item, number, batch, deadline, hold))
-            batch.open_ = len(jobs)
-        if jobs:
-            core.engine.submit(jobs)
-        else:
+                    admitted.append((found, item, number))
+            batch.open_ = len(admitted)
+        for at in range(0, len(admitted), _SLICE):
+            # the first reads are under way while the next jobs are made
+            part = admitted[at : at + _SLICE]
+            core.engine.submit([self._job(*each, batch, deadline, hold) for each in part])
+        if not admitted:
             on_done([r for r in batch.results if r is not None])
 
-    def _admit(self, item: LoadItem, down: int) -> Entry | LoadResult:
+    def _admit(self, item: LoadItem, row: int, down: int) -> Entry | LoadResult:
         core = self._core
-        row = core.catalog.find_one(item.digest)
         if row < 0:
             return self._miss("absent")
         entry = core.catalog.entry(row)
         if not core.catalog.blocks_up(row, down):
             return self._miss("member_down")
-        meta = ChunkMeta.unpack(core.catalog.metas[entry.meta])
-        if entry.length > item.buffer.length or not item.accept(meta, entry.length):
+        if entry.length > item.buffer.length or not item.accept(
+            core.meta(entry.meta), entry.length
+        ):
             return self._miss("layout")
         core.catalog.start_reading(row)
         return entry

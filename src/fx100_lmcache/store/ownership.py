@@ -33,10 +33,17 @@ class Ownership:
         self.lost = False
         self._buffer = zero_buffer(2 * CLAIM_BYTES * core.geometry.shards)
 
-    def when_checked(self, go: Callable[[bool], None]) -> None:
-        """Call ``go(ours)``: at once if the last look is recent, else after a new one."""
+    def when_checked(self, go: Callable[[bool], None], *, look: bool = False) -> None:
+        """Call ``go(ours)``: at once if the last look is recent, else after a new one.
+
+        Parameters
+        ----------
+        look : bool
+            Look in any case: for what would overwrite the claim of a new owner.
+        """
         with self._core.lock:
-            fresh = self.lost or _boot_s() - self._looked_at <= self._core.options.claim_check_s
+            recent = _boot_s() - self._looked_at <= self._core.options.claim_check_s
+            fresh = self.lost or (recent and not look)
             if not fresh:
                 self._waiting.append(go)
                 if len(self._waiting) > 1:

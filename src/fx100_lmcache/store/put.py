@@ -123,6 +123,7 @@ class Putter:
     ) -> Job | None:
         core = self._core
         with core.lock:
+            self._eraser.retry_failed()  # what waits for it keeps space from us
             early = self._answer_at_once(item, tell)
             if early is None:
                 put = _Put(item, started, deadline, [tell])

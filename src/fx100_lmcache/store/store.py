@@ -23,6 +23,7 @@ from fx100_lmcache.store.erase import Eraser
 from fx100_lmcache.store.load import Loader, LoadItem, LoadResult
 from fx100_lmcache.store.ownership import Ownership
 from fx100_lmcache.store.put import PutItem, PutResult, Putter
+from fx100_lmcache.store.report import problems_of, status_of
 from fx100_lmcache.volume import Volume
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,8 @@ class Store:
         self.recovery_s = 0.0
         self.torn_inodes = 0
         self._recover()
+        if len(self) > _MANY_ENTRIES:
+            return_memory()
 
     def _recover(self) -> None:
         core = self._core
@@ -103,8 +106,6 @@ class Store:
             if generation != core.generations[shard]:
                 self._clearer.restore_generation(shard, generation)
         self._adopt(found)
-        if len(found) > _MANY_ENTRIES:
-            return_memory()
         self.recovery_s = time.perf_counter() - started
         self.torn_inodes = found.torn
         core.counts["torn_inodes"] += found.torn
@@ -222,7 +223,7 @@ class Store:
         numbers = catalog.meta_numbers(rows)
         good = np.ones(len(rows), np.bool_)
         for number in np.unique(numbers).tolist():
-            if not accept(ChunkMeta.unpack(catalog.metas[number])):
+            if not accept(self._core.meta(number)):
                 self._core.counts["lookup_layout_mismatches"] += 1
                 good[numbers == number] = False
         return good
@@ -285,8 +286,21 @@ class Store:
         return removed
 
     def clear(self) -> int:
-        """Forget everything, pinned or not; return how many entries there were."""
-        return self._clearer.clear()
+        """Forget everything, pinned or not; return how many entries there were.
+
+        0 also if the shards are not ours any more. Waits for one look at the claim.
+        """
+        found: list[int] = []
+        looked = threading.Event()
+
+        def go(_: bool) -> None:
+            # with every member away nobody can say whose the shards are, and nothing is written
+            found.append(0 if self._ownership.lost else self._clearer.clear())
+            looked.set()
+
+        self._ownership.when_checked(go, look=True)
+        looked.wait(self.options.load_s + 1)
+        return sum(found)
 
     def adopt_member(self, member: Member) -> bool:
         """Claim our shards on a member that has come back under another name. May block.
@@ -304,7 +318,7 @@ class Store:
 
     def meta(self, number: int) -> ChunkMeta:
         """Metadata by its number."""
-        return ChunkMeta.unpack(self._core.catalog.metas[number])
+        return self._core.meta(number)
 
     def entries(
         self, start_row: int = 0, limit: int | None = None
@@ -369,49 +383,22 @@ class Store:
 
     def problems(self) -> list[str]:
         """List what is wrong, in words for an operator; empty when all is well."""
-        found = [
-            f"member {state.name} is {state.state}: {state.last_error}"
-            for state in self._core.engine.states()
-            if state.state != "up"
-        ]
-        if self._ownership.lost:
-            found.append("the claim was taken over by another process: nothing is stored")
-        counts = self.counts()
-        attempts = counts.get("put_drop_error", 0) + counts.get("put_drop_deadline", 0)
-        if attempts >= 10 and not counts.get("puts_stored"):
-            found.append(f"none of {attempts} puts succeeded")
-        if unerased := self._eraser.unerased:
-            found.append(f"{unerased} inodes could not be erased so far; their space waits")
-        return found
+        return problems_of(
+            self._core, claim_lost=self._ownership.lost, unerased=self._eraser.unerased
+        )
 
     def status(self) -> dict[str, Any]:
         """Everything an operator may want to see, as plain values."""
-        core = self._core
-        space = self.space()
+        problems = self.problems()
         return {
-            "healthy": self.healthy,
-            "problems": self.problems(),
+            "healthy": not problems,
+            "problems": problems,
             "volume": str(self.volume.label.volume),
-            "engine": core.engine.kind,
-            "entries": len(self),
-            "live_bytes": self.live_bytes,
-            "capacity_bytes": self.capacity_bytes,
-            "block_bytes": core.geometry.block_bytes,
-            "blocks": {
-                "total": space.total,
-                "free": space.free,
-                "used": space.used,
-                "quarantined": space.quarantined,
-            },
             "shards": sorted(self._claims),
-            "write_backlog_bytes": core.write_bytes,
-            "jobs_in_flight": core.engine.open_jobs,
-            "recovery_s": round(self.recovery_s, 3),
             "damaged_labels": list(self.volume.damaged_labels),
-            "members": [
-                {name: getattr(state, name) for name in state.__slots__}
-                for state in core.engine.states()
-            ],
+            "capacity_bytes": self.capacity_bytes,
+            "recovery_s": round(self.recovery_s, 3),
+            **status_of(self._core),
             "counts": self.counts(),
         }
 

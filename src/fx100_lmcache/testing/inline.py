@@ -14,7 +14,8 @@ import xxhash
 
 from fx100_lmcache.engine.base import Status, Transfer
 from fx100_lmcache.engine.lane import Finish
-from fx100_lmcache.engine.lane_engine import EngineOptions, LaneEngine, Probe
+from fx100_lmcache.engine.lane_engine import LaneEngine, Probe
+from fx100_lmcache.engine.slot import EngineOptions
 from fx100_lmcache.geometry import round_up
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.testing.clock import SimulatedClock

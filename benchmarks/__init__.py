@@ -1,0 +1,1 @@
+"""Benchmarks: one command for each question, `python -m benchmarks.NAME --help`."""

@@ -1,0 +1,102 @@
+"""One member with its lanes: what the engine holds for each place of the stripe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fx100_lmcache.engine.health import MemberHealth
+from fx100_lmcache.engine.lane import Finish, Lane, PythonLane
+from fx100_lmcache.engine.native import NativeLane, NativeReaper, native_available
+from fx100_lmcache.members.base import Member
+
+LANES = ("reads", "writes", "bounced")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Sizes of an engine.
+
+    Attributes
+    ----------
+    reader_threads, writer_threads : int
+        Per member. Writers are fewer, so that reads overtake writes.
+    max_io_bytes : int
+        Cap of one call: larger ones are known to fail on some NVMe/TCP targets.
+    native : bool
+        Move aligned pieces without the GIL where the extension was built.
+    probe_interval_s : float
+        How often a member that is not up is looked at.
+    """
+
+    reader_threads: int = 16
+    writer_threads: int = 4
+    max_io_bytes: int = 1024 * 1024
+    native: bool = True
+    probe_interval_s: float = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class MemberSlot:
+    """One member with its lanes; replaced as a whole when the member comes back elsewhere."""
+
+    index: int
+    member: Member
+    max_io_bytes: int
+    refusals: int = 0
+    """Times that a large call failed and smaller ones worked, since a large one last worked."""
+    health: MemberHealth = field(default_factory=MemberHealth)
+    retired_at: float = 0.0
+    reads: Lane = field(init=False)
+    writes: Lane = field(init=False)
+    bounced: Lane = field(init=False)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued or in the kernel."""
+        return all(getattr(self, kind).idle for kind in LANES)
+
+    def close(self) -> None:
+        """Send the threads of all lanes home."""
+        for kind in LANES:
+            getattr(self, kind).close()
+
+
+class LaneFactory(Protocol):
+    """Makes the lanes of a member."""
+
+    kind: str
+
+    def make(self, what: str, slot: MemberSlot, finish: Finish) -> Lane:
+        """Make a lane: ``what`` is ``reads``, ``writes`` or ``bounced`` (unaligned memory)."""
+        ...
+
+    def close(self) -> None:
+        """Stop what the lanes share."""
+        ...
+
+
+class ThreadedLanes:
+    """Lanes with threads: native where the extension was built and the member has a descriptor."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._reaper = NativeReaper() if options.native and native_available() else None
+        self.kind = "python" if self._reaper is None else "native"
+        readers, writers = options.reader_threads, options.writer_threads
+        self._threads = {"reads": readers, "writes": writers, "bounced": max(2, readers // 4)}
+
+    def make(self, what: str, slot: MemberSlot, finish: Finish) -> Lane:
+        """Make a lane."""
+        threads, member = self._threads[what], slot.member
+
+        def limit() -> int:
+            return slot.max_io_bytes
+
+        if self._reaper is not None and member.fileno() is not None and what != "bounced":
+            return NativeLane(member, threads, limit, finish, self._reaper)
+        return PythonLane(member, threads, limit, finish, f"fx100-m{slot.index}-{what}")
+
+    def close(self) -> None:
+        """Stop the thread that native lanes share."""
+        if self._reaper is not None:
+            self._reaper.close()
