@@ -124,7 +124,7 @@ def test_engines_give_back_descriptors_threads_and_memory(tmp_path: Path) -> Non
 
 def count_transfers() -> int:
     gc.collect()
-    return sum(isinstance(thing, Transfer) for thing in gc.get_objects())
+    return sum(type(thing) is Transfer for thing in gc.get_objects())
 
 
 def test_stress_with_cancellation(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def acknowledged(process: subprocess.Popen[str], limit: int | None = None) -> li
     acks = []
     assert process.stdout is not None
     for line in itertools.islice(process.stdout, limit):
-        if line.startswith("ack"):
+        if line.startswith("ack") and line.endswith("\n"):  # the kill may cut the last one short
             acks.append(int(line.split()[1]))
         elif line == "done\n":
             break

@@ -230,7 +230,12 @@ class Traffic:
     """
 
     def __init__(
-        self, mounted: Mounted, readers: int = 2, length: int = OBJECT_BYTES, pause_s: float = 0.1
+        self,
+        mounted: Mounted,
+        readers: int = 2,
+        length: int = OBJECT_BYTES,
+        pause_s: float = 0.1,
+        prefill: int = PREFILLED,
     ) -> None:
         self.mounted = mounted
         self.length = length
@@ -238,7 +243,7 @@ class Traffic:
         self.names: list[str] = []
         self.failures: list[BaseException] = []
         self._stop = threading.Event()
-        for number in range(PREFILLED):
+        for number in range(prefill):
             assert put(mounted, f"old-{number}", length).outcome == "stored"
             self.names.append(f"old-{number}")
         self._threads = [threading.Thread(target=self._run, args=(self._write, pause_s))]

@@ -66,12 +66,12 @@ class Running:
         assert promised(self.mounted, sorted(others)) == others
         return took_s
 
-    def others_go_on(self, seconds: float = 1.5) -> None:
+    def others_go_on(self) -> None:
         """Loads from the other member hit, puts are stored there, nothing waits for the fault."""
         start = time.monotonic()
-        time.sleep(seconds)
-        assert self.traffic.since(start, "hit")
-        assert self.traffic.since(start, "stored", kind="put")
+        stored = partial(self.traffic.since, start, "stored", kind="put")
+        wait_until("puts are stored elsewhere", lambda: len(stored()) >= 5)
+        wait_until("loads hit elsewhere", lambda: len(self.traffic.since(start, "hit")) >= 10)
         assert not self.traffic.since(start, "error", "deadline")
 
     def told(self) -> None:
@@ -306,7 +306,10 @@ def test_striped_volume_goes_on_with_the_rest(target, host, tmp_path):
     array.configure(volume={"object": length})
     array.connect()
     array.format()
-    with array.mounted() as mounted, Traffic(mounted, length=length, pause_s=0.5) as traffic:
+    with (
+        array.mounted() as mounted,
+        Traffic(mounted, length=length, pause_s=0.5, prefill=12) as traffic,
+    ):
         assert all(on_member(mounted, name, HIT) for name in traffic.names)
         array.ports[HIT][0].take_away()
         wait_until("the member is not up", lambda: state_of(mounted, HIT) != "up")

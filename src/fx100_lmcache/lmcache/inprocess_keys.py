@@ -161,7 +161,7 @@ class KeyNamer:
             scope.pack()
         except TooLargeError as problem:
             self._counts.add("keys_refused_scope")
-            log.warning("a key of model %.100s cannot be stored: %s", model, problem)
+            log.warning("a key of model %.100a cannot be stored: %s", model, problem)
             return None
         return scope
 

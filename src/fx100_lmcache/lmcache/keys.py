@@ -132,7 +132,7 @@ class KeyTranslator:
             scope.pack()
         except (struct.error, TooLargeError) as problem:
             self._counts.add("keys_refused_scope")
-            log.warning("a key of model %.100s cannot be stored: %s", model, problem)
+            log.warning("a key of model %.100a cannot be stored: %s", model, problem)
             return None
         return scope
 
@@ -143,11 +143,11 @@ class KeyTranslator:
             self._warned.add(model)
         if namespace is None:
             log.warning(
-                "model %.100s is not listed in identity.namespaces: nothing of it is cached", model
+                "model %.100a is not listed in identity.namespaces: nothing of it is cached", model
             )
         else:
             log.warning(
-                "model %.100s has no tag in identity.namespaces: after a change of its weights or "
+                "model %.100a has no tag in identity.namespaces: after a change of its weights or "
                 "of the KV layout, old entries of equal shape would be taken for its own",
                 model,
             )
