@@ -2,7 +2,10 @@
 
     tests/nvmet/run -m 4G python tests/nvmet/bench_fio.py
 
-prints one JSON object: GB/s of each round, medians, and the ratio of ours to fio's.
+prints one JSON object: GB/s of each round, and the ratio of ours to fio's. Over plain loopback the
+only limit is the CPU, of which the guest has one; there our checksums, which fio does not make,
+cost what `hash_gb_s` says. `--wire-gbit` makes loopback as slow as a network (the guest's own; on
+another machine it would slow down everybody's).
 """
 
 from __future__ import annotations
@@ -17,10 +20,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import xxhash
 from nvmet_store import MIB, Array, bytes_of
-from nvmet_target import Target
+from nvmet_target import Target, sh
 
 from fx100_lmcache.aligned import zero_buffer
 from fx100_lmcache.config import load
@@ -34,7 +40,8 @@ CHUNK_BYTES = 8_126_464  # 256 tokens of Qwen3-Coder-480B in bf16 on one rank of
 HOST_ID = "f0100000-1ab0-4000-8000-00000000be4c"
 HOST = HostIdentity(f"nqn.2014-08.org.nvmexpress:uuid:{HOST_ID}", HOST_ID)
 DEPTHS = (4, 8, 16, 32)
-LOOPS = 4  # every round reads all chunks so often
+LOOPS = 4  # every round of ours reads all chunks so often
+FIO_S = 2
 LIMIT_S = 120
 
 
@@ -72,17 +79,43 @@ def load_all(mounted: Mounted, names: list[str], buffers: list[IoBuffer]) -> Non
 
 
 def fio(devices: list[str], total_bytes: int, depth: int) -> float:
-    """Read as many bytes as often, one job per device as our lanes are; GB/s."""
+    """Read the same range of the devices for some seconds, one job for each; GB/s.
+
+    For a time, since jobs that read a number of bytes may run after one another, each reporting
+    the speed that it had alone.
+    """
     share = total_bytes // len(devices) // MIB * MIB
     command = [
         *("fio", "--output-format=json", "--direct=1", "--rw=read", "--bs=1M"),
         *("--ioengine=libaio", f"--iodepth={max(1, depth // len(devices))}", f"--size={share}"),
-        *(f"--offset={MIB}", "--group_reporting", f"--loops={LOOPS}"),
+        *(f"--offset={MIB}", "--group_reporting", "--time_based", f"--runtime={FIO_S}"),
         *(part for each in devices for part in (f"--name={Path(each).name}", f"--filename={each}")),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S)
     job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]["read"]
     return float(job["io_bytes"]) / (float(job["runtime"]) / 1000) / 1e9
+
+
+def hashing(buffers: list[IoBuffer]) -> float:
+    """Checksum what was read, on one CPU; GB/s."""
+    start = time.perf_counter()
+    for buffer in buffers:
+        xxhash.xxh3_64_intdigest(buffer.view)
+    return len(buffers) * CHUNK_BYTES / (time.perf_counter() - start) / 1e9
+
+
+@contextmanager
+def wire(gbit: float) -> Iterator[None]:
+    """Limit loopback to a rate, all connections together; 0 is no limit."""
+    if not gbit:
+        yield
+        return
+    rate = ("rate", f"{round(gbit * 1000)}mbit", "limit", "100000")
+    sh("tc", "qdisc", "add", "dev", "lo", "root", "netem", *rate)
+    try:
+        yield
+    finally:
+        sh("tc", "qdisc", "del", "dev", "lo", "root")
 
 
 def measure(array: Array, chunks: int, rounds: int) -> dict[str, object]:
@@ -106,6 +139,7 @@ def measure(array: Array, chunks: int, rounds: int) -> dict[str, object]:
             "engine": mounted.engine.kind,
             "bytes": total,
             "cpus": os.cpu_count(),
+            "hash_gb_s": round(hashing(buffers), 3),
             "fio_by_depth_gb_s": {depth: round(speed, 3) for depth, speed in sweep.items()},
             "fio_depth": best,
             "ours_gb_s": [round(one, 3) for one, _ in pairs],
@@ -127,6 +161,7 @@ def main() -> int:
     parser.add_argument("--chunks", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--readers", type=int, default=16, help="io.reader_threads")
+    parser.add_argument("--wire-gbit", type=float, default=0.0, help="Gbit/s of loopback")
     asked = parser.parse_args()
     if shutil.which("fio") is None:
         sys.exit("bench_fio: needs fio (apt install fio)")
@@ -139,12 +174,18 @@ def main() -> int:
                 array.add(size)
             array.configure(
                 volume={"object": CHUNK_BYTES},
-                io={"reader_threads": asked.readers, "direct": "require"},
+                io={
+                    "reader_threads": asked.readers,
+                    "writer_threads": min(4, asked.readers),
+                    "direct": "require",
+                },
                 deadlines={"load": "60s", "store": "60s"},
             )
             array.connect()
             array.format()
-            print(json.dumps(measure(array, asked.chunks, asked.rounds), indent=2))
+            with wire(asked.wire_gbit):
+                result = measure(array, asked.chunks, asked.rounds)
+            print(json.dumps({"wire_gbit": asked.wire_gbit, **result}, indent=2))
     finally:
         target.close()
     return 0
