@@ -4,9 +4,7 @@ Both use direct I/O, so nothing comes from the page cache. fio reads with io_uri
 blocks at its best depth of 1 to 32; runs alternate.
 """
 
-import shutil
 import statistics
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +12,7 @@ import typer
 from rich.progress import track
 
 from benchmarks import fio
-from benchmarks.common import Sample, Series, report, timed
+from benchmarks.common import Sample, Series, report, scratch, timed
 from benchmarks.subjects import Arena, OurStore
 
 app = typer.Typer(add_completion=False)
@@ -33,12 +31,8 @@ def main(
     """Run the command."""
     if not fio.available():
         raise typer.BadParameter("fio is not installed (apt install fio)")
-    directory.mkdir(parents=True, exist_ok=True)
-    home = Path(tempfile.mkdtemp(prefix="fx100-bench-", dir=directory))
-    try:
+    with scratch(directory) as home:
         _run(home, object_bytes, objects, runs, json_path)
-    finally:
-        shutil.rmtree(home)
 
 
 def _run(home: Path, object_bytes: int, objects: int, runs: int, json_path: Path | None) -> None:

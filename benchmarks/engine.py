@@ -4,15 +4,13 @@ Both load the same objects from memory-fast files, in alternation in one process
 then with a Python thread of the process spinning, as in a busy server.
 """
 
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.progress import track
 
-from benchmarks.common import Series, busy_thread, report, timed
+from benchmarks.common import Series, busy_thread, report, scratch, timed
 from benchmarks.subjects import Arena, FsNative, OurStore, Subject
 from fx100_lmcache.engine.slot import EngineOptions
 
@@ -30,11 +28,8 @@ def main(
     json_path: Annotated[Path | None, typer.Option("--json", help="Write results here.")] = None,
 ) -> None:
     """Run the command."""
-    home = Path(tempfile.mkdtemp(prefix="fx100-bench-", dir=directory))
-    try:
+    with scratch(directory) as home:
         _run(home, object_bytes, objects, runs, json_path)
-    finally:
-        shutil.rmtree(home)
 
 
 def _run(home: Path, object_bytes: int, objects: int, runs: int, json_path: Path | None) -> None:

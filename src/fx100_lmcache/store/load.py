@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from fx100_lmcache.catalog import Entry
 from fx100_lmcache.engine.base import IoBuffer, Job, Status, Transfer
@@ -66,7 +66,6 @@ class _Batch:
     on_done: Callable[[list[LoadResult]], None]
     started: float
     open_: int = 0
-    finished: list[LoadResult] = field(default_factory=list)
 
 
 class Loader:
