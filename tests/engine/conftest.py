@@ -5,20 +5,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engine_tools import MIB, file_member
+from engine_tools import MIB, MakeEngine, file_member, needs_native
 
 from fx100_lmcache.engine.lane_engine import LaneEngine
-from fx100_lmcache.engine.native import native_available
 from fx100_lmcache.engine.slot import EngineOptions
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.testing.inline import inline_engine
 from fx100_lmcache.testing.memory import MemoryMember
-
-MakeEngine = Callable[..., LaneEngine]
-
-needs_native = pytest.mark.skipif(
-    not native_available(), reason="the native lane was not built (needs a C compiler)"
-)
 
 
 @pytest.fixture

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 import xxhash
 
 from fx100_lmcache.aligned import zero_buffer
 from fx100_lmcache.engine.base import IoBuffer, Job, Status, Transfer
 from fx100_lmcache.engine.lane_engine import LaneEngine
+from fx100_lmcache.engine.native import native_available
 from fx100_lmcache.members.device import DeviceMember, open_member
 from fx100_lmcache.testing.inline import InlineLanes, inline_engine
 from fx100_lmcache.testing.memory import Fault, MemoryMember
@@ -19,6 +21,12 @@ from fx100_lmcache.testing.memory import Fault, MemoryMember
 PATIENCE_S = 30.0  # a test that waits longer has failed
 KIB = 1024
 MIB = 1024 * KIB
+
+MakeEngine = Callable[..., LaneEngine]
+
+needs_native = pytest.mark.skipif(
+    not native_available(), reason="the native lane was not built (needs a C compiler)"
+)
 
 
 def file_member(path: Path, size_bytes: int = 8 * MIB) -> DeviceMember:

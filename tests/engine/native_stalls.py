@@ -4,7 +4,8 @@ import sys
 import time
 from pathlib import Path
 
-from engine_tools import PATIENCE_S, Outcome, buffer_of, pattern, start, write_at
+from batch_tools import read_batch
+from engine_tools import PATIENCE_S, Outcome, buffer_of, eventually, pattern, start, write_at
 
 from fx100_lmcache.engine.base import Status, Transfer
 from fx100_lmcache.engine.lane_engine import LaneEngine
@@ -43,6 +44,39 @@ def late(engine: LaneEngine, stall: Path) -> None:
     assert engine.close(PATIENCE_S) == 0
 
 
+def batch(engine: LaneEngine, stall: Path) -> None:
+    """A batch at its deadline: queued reads are cancelled, those in the kernel are waited for."""
+    checksum = write_at(engine, 0, buffer_of(pattern(4096))).transfers[0].checksum
+    for hold in (True, False):
+        stall.touch()
+        objects = [(buffer_of(bytes(4096)), [(0, 0, 4096, checksum)]) for _ in range(6)]
+        described, outcome = read_batch(objects, engine.now() + 0.3, hold=hold)
+        engine.read([described])
+        assert eventually(lambda o=outcome, h=hold: len(o.reports) == (4 if h else 6))
+        assert {s for statuses in outcome.jobs.values() for s in statuses} == {Status.TIMED_OUT}
+        assert engine.states()[0].state == "suspect"
+        assert engine.states()[0].stuck == 2
+        assert len(outcome.in_kernel) == (0 if hold else 2)
+        stall.unlink()
+        outcome.wait()
+        assert len(outcome.ok) == (2 if hold else 0)
+        assert eventually(lambda o=outcome, h=hold: h or sorted(o.late) == sorted(o.in_kernel))
+        assert eventually(lambda: engine.states()[0].state == "up")
+    assert engine.close(PATIENCE_S) == 0
+
+
+def closing_batch(engine: LaneEngine, stall: Path) -> None:
+    """Close keeps its deadline with a batch in the kernel (B55)."""
+    stall.touch()
+    objects = [(buffer_of(bytes(4096)), [(0, 0, 4096, 0)]) for _ in range(6)]
+    described, outcome = read_batch(objects, engine.now() + 60.0, hold=False)
+    engine.read([described])
+    time.sleep(0.2)
+    assert engine.close(0.2) == 2
+    assert outcome.wait().ok == set()
+    assert len(outcome.in_kernel) == 2
+
+
 def closing(engine: LaneEngine, stall: Path) -> None:
     """Close keeps its deadline, the process ends although threads hang in the kernel (B55)."""
     stall.touch()
@@ -59,7 +93,13 @@ def main() -> None:
     engine = LaneEngine([member], EngineOptions(reader_threads=2))
     assert engine.kind == "native"
     write_at(engine, 0, buffer_of(pattern(4096)))
-    {"late": late, "closing": closing}[scenario](engine, stall)
+    scenarios = {
+        "late": late,
+        "closing": closing,
+        "batch": batch,
+        "closing_batch": closing_batch,
+    }
+    scenarios[scenario](engine, stall)
     print("passed", flush=True)
 
 

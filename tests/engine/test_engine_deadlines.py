@@ -3,11 +3,11 @@
 import gc
 import weakref
 
-from conftest import MakeEngine
 from engine_tools import (
     MIB,
     PATIENCE_S,
     GatedMember,
+    MakeEngine,
     buffer_of,
     expire,
     pattern,

@@ -6,12 +6,12 @@ import threading
 import time
 
 import pytest
-from conftest import MakeEngine
 from engine_tools import (
     KIB,
     MIB,
     PATIENCE_S,
     GatedMember,
+    MakeEngine,
     ReplacedMember,
     buffer_of,
     eventually,

@@ -3,8 +3,7 @@
 import errno
 
 import pytest
-from conftest import MakeEngine
-from engine_tools import KIB, MIB, buffer_of, pattern, read_at, start, write_at
+from engine_tools import KIB, MIB, MakeEngine, buffer_of, pattern, read_at, start, write_at
 
 from fx100_lmcache.engine.base import Status, Transfer
 from fx100_lmcache.testing.inline import inline_engine

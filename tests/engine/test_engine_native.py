@@ -14,14 +14,15 @@ import weakref
 from pathlib import Path
 
 import pytest
-from conftest import MakeEngine, needs_native
 from engine_tools import (
     KIB,
     MIB,
     PATIENCE_S,
+    MakeEngine,
     Outcome,
     buffer_of,
     file_member,
+    needs_native,
     pattern,
     read_at,
     start,
@@ -226,7 +227,7 @@ def stalling_pread(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-@pytest.mark.parametrize("scenario", ["late", "closing"])
+@pytest.mark.parametrize("scenario", ["late", "closing", "batch", "closing_batch"])
 def test_reads_that_hang(scenario: str, stalling_pread: Path, tmp_path: Path) -> None:
     """In a process of its own, whose `pread` hangs like that of a dead target."""
     with contextlib.closing(file_member(tmp_path / "member")):

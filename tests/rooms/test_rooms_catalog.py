@@ -79,7 +79,7 @@ class CatalogMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def read(self, data: st.DataObject) -> None:
         row = self.live[data.draw(st.sampled_from(sorted(self.live)))]
-        self.catalog.start_reading(row)
+        self.catalog.start_reading([row])
         self.readers[row] = self.readers.get(row, 0) + 1
 
     @precondition(lambda self: any(self.readers.values()))
@@ -87,7 +87,7 @@ class CatalogMachine(RuleBasedStateMachine):
     def stop_reading(self, data: st.DataObject) -> None:
         row = data.draw(st.sampled_from(sorted(r for r, n in self.readers.items() if n)))
         self.readers[row] -= 1
-        last = self.catalog.stop_reading(row)
+        last = self.catalog.stop_reading([row]) == [row]
         assert last == (row in self.dying and self.readers[row] == 0)
 
     @rule()
@@ -236,10 +236,10 @@ def test_victims_pass_over_what_is_pinned_read_or_on_a_member_that_is_down() -> 
     catalog = catalog_of(3)
     add(catalog, 3, 3, members=0b110)
     catalog.pin(rows_of(0), 10.0, 20)
-    catalog.start_reading(1)
+    catalog.start_reading([1])
     assert catalog.victims(99, 10.0, 0b100) == [2]
     assert catalog.victims(99, 20.0, 0) == [0, 2, 3]  # the pin has expired
-    catalog.stop_reading(1)
+    catalog.stop_reading([1])
     assert catalog.victims(99, 10.0, 0) == [1, 2, 3]
 
 

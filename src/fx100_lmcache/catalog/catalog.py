@@ -7,7 +7,7 @@ entries of 8 pieces take about 220 bytes each. Not thread-safe: the store holds 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,6 +104,11 @@ class Catalog:
             int(self._meta[row]),
             tuple(zip(locations.tolist(), checksums.tolist(), strict=True)),
         )
+
+    def pieces(self, rows: Rows) -> tuple[Rows, U64, U64]:
+        """Piece count of each row; then locations and checksums, one row's after the other's."""
+        counts = self._piece_count[rows].astype(np.int64)
+        return (counts, *self._pieces.read_many(self._piece_at[rows].astype(np.int64), counts))
 
     def add(
         self,
@@ -244,14 +249,19 @@ class Catalog:
         """Return the number of pins held, expired ones included."""
         return int(self._pins[: self._top].sum())
 
-    def start_reading(self, row: int) -> None:
-        """Count a reader in flight: the entry's blocks stay until it ends."""
-        self._readers[row] += 1
+    def start_reading(self, rows: Iterable[int]) -> None:
+        """Count a reader in flight of each row: the entry's blocks stay until it ends."""
+        for row in rows:  # no `np.add.at`: it may give up the GIL, and the store's lock is held
+            self._readers[row] += 1
 
-    def stop_reading(self, row: int) -> bool:
-        """End a reader; True if the entry is hidden and this was the last one."""
-        self._readers[row] -= 1
-        return bool(self._state[row] == DYING and not self._readers[row])
+    def stop_reading(self, rows: Iterable[int]) -> list[int]:
+        """End a reader of each row; return the rows that are hidden and have no other."""
+        idle = []
+        for row in rows:
+            self._readers[row] -= 1
+            if self._state[row] == DYING and not self._readers[row]:
+                idle.append(row)
+        return idle
 
     def being_read(self, row: int) -> bool:
         """Whether readers are in flight."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from fx100_lmcache.ondisk.inode import pack_location
 
 U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
 
 _FIRST_CAPACITY = 4096
 
@@ -56,6 +57,12 @@ class PieceTable:
     def read(self, at: int, count: int) -> tuple[U64, U64]:
         """Copy locations and checksums of one entry."""
         return self._location[at : at + count].copy(), self._checksum[at : at + count].copy()
+
+    def read_many(self, starts: I64, counts: I64) -> tuple[U64, U64]:
+        """Copy locations and checksums of many entries, one after the other."""
+        before = np.cumsum(counts) - counts
+        places = np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
+        return self._location[places], self._checksum[places]
 
     def find(self, member: int, blocks: range) -> npt.NDArray[np.int64]:
         """Where pieces on these blocks are, or were before they were freed."""

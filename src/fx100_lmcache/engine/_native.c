@@ -1,9 +1,4 @@
-/* Moves pieces between members and memory and hashes them, without the interpreter's lock.
- *
- * A pool is a queue and some threads. Each thread takes an operation, reads (or writes) it in
- * calls of at most max_io bytes, hashes what it moved while that is still in the CPU's cache, and
- * puts the outcome on a list. An eventfd tells Python that the list is not empty. Policy
- * (deadlines, retries, health) stays in Python.
+/* What Python sees of the pools in _pool.c.
  *
  * xxh3-64 comes from the shared object that the `xxhash` package loaded: Python hands over the
  * addresses of its functions.
@@ -13,153 +8,18 @@
 #include <Python.h>
 
 #include <errno.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
-typedef struct {
-    void *(*create)(void);
-    int (*destroy)(void *);
-    int (*reset)(void *);
-    int (*update)(void *, const void *, size_t);
-    uint64_t (*digest)(const void *);
-} hasher_t;
-
-static hasher_t hasher;
-
-typedef struct op {
-    struct op *next;
-    uint64_t ticket;
-    int fd;
-    int write;
-    char *address;
-    size_t length; /* bytes that count */
-    size_t padded; /* bytes that are moved: length, rounded up to align */
-    int64_t offset;
-    size_t max_io;
-    size_t align;
-    int error; /* errno, 0 when it went well */
-    uint64_t checksum;
-} op_t;
-
-typedef struct {
-    pthread_mutex_t lock;
-    pthread_cond_t ready;
-    op_t *head, **tail; /* queued */
-    op_t *done;         /* finished, newest first */
-    int closing;
-    int idle; /* threads that wait for work */
-    int event_fd;
-    int users; /* threads and the Python object; the last one frees the pool */
-} pool_t;
-
-static void release(pool_t *pool) {
-    pthread_mutex_lock(&pool->lock);
-    int left = --pool->users;
-    pthread_mutex_unlock(&pool->lock);
-    if (left)
-        return;
-    for (op_t *lists[2] = {pool->head, pool->done}, **list = lists; list < lists + 2; list++)
-        while (*list) {
-            op_t *next = (*list)->next;
-            free(*list);
-            *list = next;
-        }
-    pthread_cond_destroy(&pool->ready);
-    pthread_mutex_destroy(&pool->lock);
-    free(pool);
-}
-
-/* Move all of op in calls of at most max_io bytes; returns 0 or an errno. */
-static int move(op_t *op, void *state) {
-    size_t done = 0;
-    size_t hashed = 0;
-    hasher.reset(state);
-    while (done < op->padded) {
-        size_t asked = op->padded - done < op->max_io ? op->padded - done : op->max_io;
-        if (op->write && hashed < done + asked && hashed < op->length) {
-            size_t end = done + asked < op->length ? done + asked : op->length;
-            hasher.update(state, op->address + hashed, end - hashed);
-            hashed = end;
-        }
-        ssize_t moved = op->write
-                            ? pwrite(op->fd, op->address + done, asked, op->offset + done)
-                            : pread(op->fd, op->address + done, asked, op->offset + done);
-        if (moved < 0) {
-            if (errno == EINTR)
-                continue;
-            return errno;
-        }
-        if ((size_t)moved != asked) {
-            moved -= moved % op->align; /* resume on an aligned boundary */
-            if (moved == 0)
-                return ENODATA; /* nothing moved: the device is gone */
-        }
-        done += moved;
-        if (!op->write && hashed < op->length) {
-            size_t end = done < op->length ? done : op->length;
-            hasher.update(state, op->address + hashed, end - hashed);
-            hashed = end;
-        }
-    }
-    op->checksum = hasher.digest(state);
-    return 0;
-}
-
-static void *worker(void *argument) {
-    pool_t *pool = argument;
-    void *state = hasher.create();
-    pthread_mutex_lock(&pool->lock);
-    for (;;) {
-        while (!pool->head && !pool->closing) {
-            pool->idle++;
-            pthread_cond_wait(&pool->ready, &pool->lock);
-            pool->idle--;
-        }
-        if (pool->closing)
-            break;
-        op_t *op = pool->head;
-        pool->head = op->next;
-        if (!pool->head)
-            pool->tail = &pool->head;
-        pthread_mutex_unlock(&pool->lock);
-
-        op->error = state ? move(op, state) : ENOMEM;
-
-        pthread_mutex_lock(&pool->lock);
-        int was_empty = pool->done == NULL;
-        op->next = pool->done;
-        pool->done = op;
-        /* the event is written under the lock: after close, Python may reuse the descriptor */
-        if (was_empty && !pool->closing)
-            eventfd_write(pool->event_fd, 1);
-    }
-    pthread_mutex_unlock(&pool->lock);
-    if (state)
-        hasher.destroy(state);
-    release(pool);
-    return NULL;
-}
+#include "_pool.h"
 
 static pool_t *pool_of(PyObject *capsule) {
     return PyCapsule_GetPointer(capsule, "fx100.pool");
 }
 
-static void stop(pool_t *pool) {
-    pthread_mutex_lock(&pool->lock);
-    pool->closing = 1;
-    pthread_cond_broadcast(&pool->ready);
-    pthread_mutex_unlock(&pool->lock);
-}
-
 static void drop_capsule(PyObject *capsule) {
     pool_t *pool = pool_of(capsule);
-    stop(pool);
-    release(pool);
+    pool_stop(pool);
+    pool_release(pool);
 }
 
 PyDoc_STRVAR(use_hasher_doc, "use_hasher(create, destroy, reset, update, digest)\n\n"
@@ -168,11 +28,11 @@ static PyObject *use_hasher(PyObject *self, PyObject *args) {
     unsigned long long create, destroy, reset, update, digest;
     if (!PyArg_ParseTuple(args, "KKKKK", &create, &destroy, &reset, &update, &digest))
         return NULL;
-    hasher.create = (void *(*)(void))(uintptr_t)create;
-    hasher.destroy = (int (*)(void *))(uintptr_t)destroy;
-    hasher.reset = (int (*)(void *))(uintptr_t)reset;
-    hasher.update = (int (*)(void *, const void *, size_t))(uintptr_t)update;
-    hasher.digest = (uint64_t(*)(const void *))(uintptr_t)digest;
+    pool_hasher.create = (void *(*)(void))(uintptr_t)create;
+    pool_hasher.destroy = (int (*)(void *))(uintptr_t)destroy;
+    pool_hasher.reset = (int (*)(void *))(uintptr_t)reset;
+    pool_hasher.update = (int (*)(void *, const void *, size_t))(uintptr_t)update;
+    pool_hasher.digest = (uint64_t(*)(const void *))(uintptr_t)digest;
     Py_RETURN_NONE;
 }
 
@@ -181,45 +41,17 @@ static PyObject *open_pool(PyObject *self, PyObject *args) {
     int threads, event_fd;
     if (!PyArg_ParseTuple(args, "ii", &threads, &event_fd))
         return NULL;
-    if (!hasher.create) {
+    if (!pool_hasher.create) {
         PyErr_SetString(PyExc_RuntimeError, "use_hasher has not been called");
         return NULL;
     }
-    pool_t *pool = calloc(1, sizeof *pool);
+    pool_t *pool = pool_open(threads, event_fd);
     if (!pool)
-        return PyErr_NoMemory();
-    pthread_mutex_init(&pool->lock, NULL);
-    pthread_cond_init(&pool->ready, NULL);
-    pool->tail = &pool->head;
-    pool->event_fd = event_fd;
-    pool->users = 1;
+        return PyErr_SetFromErrno(PyExc_OSError);
     PyObject *capsule = PyCapsule_New(pool, "fx100.pool", drop_capsule);
     if (!capsule) {
-        release(pool);
-        return NULL;
-    }
-    /* signals belong to Python's main thread */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failure = 0;
-    for (int i = 0; i < threads && !failure; i++) {
-        pthread_t thread;
-        pthread_mutex_lock(&pool->lock);
-        pool->users++;
-        pthread_mutex_unlock(&pool->lock);
-        failure = pthread_create(&thread, NULL, worker, pool);
-        if (failure)
-            release(pool);
-        else
-            pthread_detach(thread);
-    }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failure) {
-        errno = failure;
-        PyErr_SetFromErrno(PyExc_OSError);
-        Py_DECREF(capsule);
-        return NULL;
+        pool_stop(pool);
+        pool_release(pool);
     }
     return capsule;
 }
@@ -236,7 +68,6 @@ static PyObject *submit(PyObject *self, PyObject *args) {
     if (!pool)
         return NULL;
     op_t *first = NULL, **last = &first;
-    int count = 0;
     for (Py_ssize_t i = 0; i < PyList_Size(operations); i++) {
         unsigned long long ticket, address, length, padded, max_io, align;
         long long offset;
@@ -260,25 +91,124 @@ static PyObject *submit(PyObject *self, PyObject *args) {
                      .align = align};
         *last = op;
         last = &op->next;
-        count++;
     }
-    if (first) {
-        pthread_mutex_lock(&pool->lock);
-        *pool->tail = first;
-        pool->tail = last;
-        /* no more threads than there is work for: the others would only meet at the lock */
-        for (int i = 0; i < count && i < pool->idle; i++)
-            pthread_cond_signal(&pool->ready);
-        pthread_mutex_unlock(&pool->lock);
-    }
+    pool_enqueue(pool, first, last);
+    pool_wake(pool);
     Py_RETURN_NONE;
 fail:
-    while (first) {
-        op_t *next = first->next;
-        free(first);
-        first = next;
-    }
+    ops_free(first);
     return NULL;
+}
+
+static batch_t *batch_of(PyObject *capsule) {
+    return PyCapsule_GetPointer(capsule, "fx100.batch");
+}
+
+static void drop_batch(PyObject *capsule) { batch_leave(batch_of(capsule)); }
+
+static PyObject *batch_capsule(size_t count) {
+    batch_t *batch = batch_new(count);
+    if (!batch)
+        return PyErr_NoMemory();
+    PyObject *capsule = PyCapsule_New(batch, "fx100.batch", drop_batch);
+    if (!capsule)
+        batch_leave(batch);
+    return capsule;
+}
+
+enum { LANE, FD, ADDRESS, LENGTH, PADDED, OFFSET, MAX_IO, ALIGN, EXPECTED, COLUMNS };
+
+typedef struct {
+    op_t *first, **last;
+} queue_t;
+
+/* Make an operation of each row and sort them by pool; returns 0 when memory is short. */
+static int fill_queues(queue_t *queues, Py_ssize_t lanes, batch_t *batch, uint64_t ticket,
+                       const uint64_t *rows) {
+    for (size_t i = 0; i < batch->count; i++, rows += COLUMNS) {
+        op_t *op = rows[LANE] < (uint64_t)lanes ? calloc(1, sizeof *op) : NULL;
+        if (!op)
+            return 0;
+        *op = (op_t){.batch = batch,
+                     .index = i,
+                     .expected = rows[EXPECTED],
+                     .ticket = ticket + i,
+                     .fd = rows[FD],
+                     .address = (char *)(uintptr_t)rows[ADDRESS],
+                     .length = rows[LENGTH],
+                     .padded = rows[PADDED],
+                     .offset = rows[OFFSET],
+                     .max_io = rows[MAX_IO],
+                     .align = rows[ALIGN]};
+        batch->users++; /* nobody else knows the batch yet */
+        queue_t *queue = &queues[rows[LANE]];
+        *queue->last = op;
+        queue->last = &op->next;
+    }
+    return 1;
+}
+
+PyDoc_STRVAR(submit_batch_doc,
+             "submit_batch(pools, first_ticket, rows) -> batch\n\n"
+             "Queue reads; wake starts on them. rows: for each operation the uint64 values (number\n"
+             "of the pool, fd, address, length, padded, offset, max_io, align, expected checksum).\n"
+             "Tickets count up from the first. The memory must stay until all have come back.");
+static PyObject *submit_batch(PyObject *self, PyObject *args) {
+    PyObject *pools, *table;
+    unsigned long long ticket;
+    if (!PyArg_ParseTuple(args, "O!KO", &PyList_Type, &pools, &ticket, &table))
+        return NULL;
+    Py_ssize_t lanes = PyList_Size(pools);
+    Py_buffer rows;
+    if (PyObject_GetBuffer(table, &rows, PyBUF_C_CONTIGUOUS) < 0)
+        return NULL;
+    queue_t *queues = calloc(lanes ? lanes : 1, sizeof *queues);
+    PyObject *capsule = queues ? batch_capsule(rows.len / (COLUMNS * 8)) : PyErr_NoMemory();
+    int ready = capsule != NULL;
+    for (Py_ssize_t i = 0; ready && i < lanes; i++) {
+        queues[i].last = &queues[i].first;
+        ready = pool_of(PyList_GetItem(pools, i)) != NULL;
+    }
+    if (ready && !fill_queues(queues, lanes, batch_of(capsule), ticket, rows.buf)) {
+        PyErr_NoMemory();
+        ready = 0;
+    }
+    for (Py_ssize_t i = 0; queues && i < lanes; i++) {
+        if (ready)
+            pool_enqueue(pool_of(PyList_GetItem(pools, i)), queues[i].first, queues[i].last);
+        else
+            ops_free(queues[i].first);
+    }
+    free(queues);
+    PyBuffer_Release(&rows);
+    if (!ready)
+        Py_CLEAR(capsule);
+    return capsule;
+}
+
+PyDoc_STRVAR(wake_doc, "wake(pool)\n\nStart on what submit_batch has queued. Apart from it, so that "
+                       "the threads\ndo not take the CPU from whoever has more to queue.");
+static PyObject *wake(PyObject *self, PyObject *capsule) {
+    pool_t *pool = pool_of(capsule);
+    if (!pool)
+        return NULL;
+    pool_wake(pool);
+    Py_RETURN_NONE;
+}
+
+PyDoc_STRVAR(watch_batch_doc,
+             "watch_batch(batch) -> bytes\n\n"
+             "From now on each of its operations comes back from drain. Which have ended well\n"
+             "before: one byte for each, 0 or 1.");
+static PyObject *watch_batch(PyObject *self, PyObject *capsule) {
+    batch_t *batch = batch_of(capsule);
+    if (!batch)
+        return NULL;
+    PyObject *good = PyBytes_FromStringAndSize(NULL, batch->count);
+    if (!good)
+        return NULL;
+    batch_watch(batch, PyBytes_AsString(good));
+    return good;
 }
 
 PyDoc_STRVAR(cancel_doc, "cancel(pool, ticket) -> bool\n\nTrue if it was still queued.");
@@ -290,43 +220,28 @@ static PyObject *cancel(PyObject *self, PyObject *args) {
     pool_t *pool = pool_of(capsule);
     if (!pool)
         return NULL;
-    op_t *found = NULL;
-    pthread_mutex_lock(&pool->lock);
-    for (op_t **at = &pool->head; *at; at = &(*at)->next)
-        if ((*at)->ticket == ticket) {
-            found = *at;
-            *at = found->next;
-            if (!*at)
-                pool->tail = at;
-            break;
-        }
-    pthread_mutex_unlock(&pool->lock);
-    free(found);
-    return PyBool_FromLong(found != NULL);
+    op_t *found = pool_cancel(pool, ticket);
+    int taken = found != NULL;
+    ops_free(found);
+    return PyBool_FromLong(taken);
 }
 
-PyDoc_STRVAR(drain_doc, "drain(pool) -> list of (ticket, errno, checksum)");
+PyDoc_STRVAR(drain_doc, "drain(pool) -> list of (ticket, errno, checksum) of what has ended and is\n"
+                        "to be heard of.");
 static PyObject *drain(PyObject *self, PyObject *capsule) {
     pool_t *pool = pool_of(capsule);
     if (!pool)
         return NULL;
-    pthread_mutex_lock(&pool->lock);
-    op_t *op = pool->done;
-    pool->done = NULL;
-    pthread_mutex_unlock(&pool->lock);
+    op_t *done = pool_take_done(pool);
     PyObject *list = PyList_New(0);
-    while (op) {
-        op_t *next = op->next;
-        PyObject *item =
-            list ? Py_BuildValue("KiK", (unsigned long long)op->ticket, op->error,
-                                 (unsigned long long)op->checksum)
-                 : NULL;
+    for (op_t *op = done; op && list; op = op->next) {
+        PyObject *item = Py_BuildValue("KiK", (unsigned long long)op->ticket, op->error,
+                                       (unsigned long long)op->checksum);
         if (!item || PyList_Append(list, item))
             Py_CLEAR(list);
         Py_XDECREF(item);
-        free(op);
-        op = next;
     }
+    ops_free(done);
     return list;
 }
 
@@ -336,7 +251,7 @@ static PyObject *close_pool(PyObject *self, PyObject *capsule) {
     pool_t *pool = pool_of(capsule);
     if (!pool)
         return NULL;
-    stop(pool);
+    pool_stop(pool);
     Py_RETURN_NONE;
 }
 
@@ -344,6 +259,9 @@ static PyMethodDef methods[] = {
     {"use_hasher", use_hasher, METH_VARARGS, use_hasher_doc},
     {"open_pool", open_pool, METH_VARARGS, open_pool_doc},
     {"submit", submit, METH_VARARGS, submit_doc},
+    {"submit_batch", submit_batch, METH_VARARGS, submit_batch_doc},
+    {"wake", wake, METH_O, wake_doc},
+    {"watch_batch", watch_batch, METH_O, watch_batch_doc},
     {"cancel", cancel, METH_VARARGS, cancel_doc},
     {"drain", drain, METH_O, drain_doc},
     {"close_pool", close_pool, METH_O, close_pool_doc},

@@ -2,7 +2,7 @@
 
 A *transfer* moves one piece. A *job* is the set of transfers whose fate is reported together
 (all pieces of one object). The engine calls ``on_done`` exactly once for each job, from any
-thread, and never raises into the caller of ``submit``.
+thread, and never raises into the caller of ``submit``. A *read batch* is many jobs at once.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from fx100_lmcache.geometry import round_up
 from fx100_lmcache.members.base import Member
+
+I64 = npt.NDArray[np.int64]
 
 
 class Status(enum.Enum):
@@ -140,6 +145,40 @@ class Job:
         return all(t.status is Status.OK for t in self.transfers)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadBatch:
+    """Many objects to read, as columns: the engine decides whether it needs a job for each.
+
+    Attributes
+    ----------
+    counts : int64 array
+        Pieces of each object. The other columns have one value for each piece, in that order.
+    members, offsets, lengths : int64 arrays
+        Where on the media, in bytes.
+    addresses, rooms : int64 arrays
+        Where each piece goes in memory, and how many bytes of the caller's are there.
+    checksums : uint64 array
+        What each piece must hash to.
+    deadline : float
+        On the engine's clock.
+    job_of : callable
+        Makes the job of one object, given its number, when that is needed. At most once for each.
+    on_good : callable
+        Told, at most once, the numbers of the objects that were read without a job of their own.
+    """
+
+    counts: I64
+    members: I64
+    offsets: I64
+    lengths: I64
+    addresses: I64
+    rooms: I64
+    checksums: npt.NDArray[np.uint64]
+    deadline: float
+    job_of: Callable[[int], Job]
+    on_good: Callable[[Sequence[int]], None]
+
+
 @dataclass(frozen=True, slots=True)
 class MemberState:
     """Health of a member, as an operator sees it."""
@@ -160,15 +199,17 @@ class Engine(Protocol):
 
     Attributes
     ----------
-    open_jobs : int
-        Jobs submitted and not reported.
     bounced_transfers : int
         Transfers so far that needed a buffer of the engine's own.
     """
 
     kind: str
-    open_jobs: int
     bounced_transfers: int
+
+    @property
+    def open_jobs(self) -> int:
+        """Return how many jobs, and batches of reads, are not reported."""
+        ...
 
     def now(self) -> float:
         """Return the clock that deadlines are measured on, in seconds."""
@@ -176,6 +217,10 @@ class Engine(Protocol):
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue jobs; return at once."""
+        ...
+
+    def read(self, batches: Sequence[ReadBatch]) -> None:
+        """Queue the reads of many objects; return at once."""
         ...
 
     def member(self, index: int) -> Member:

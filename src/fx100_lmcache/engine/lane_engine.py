@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import errno
 import functools
-import heapq
-import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 
-from fx100_lmcache.engine.base import Job, MemberState, Status, Transfer
+from fx100_lmcache.engine.base import Job, MemberState, ReadBatch, Status, Transfer
+from fx100_lmcache.engine.batch import NativeBatch
+from fx100_lmcache.engine.expiry import Expiry
 from fx100_lmcache.engine.lane import Lane
+from fx100_lmcache.engine.native import NativeLane
 from fx100_lmcache.engine.slot import (
     LANES,
     EngineOptions,
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 SMALLEST_IO_BYTES = 128 * 1024
 RETIRED_S = 2.0  # a replaced member is kept open at least so long
 MAX_STUCK = 64  # transfers of one member that may be left in the kernel, over all its returns
+_SLICE = 32  # jobs submitted at a time: the first reads are under way while the next are made
 _PAGE_BYTES = 4096  # no logical block is larger
 _TOO_LARGE_ERRORS = frozenset({errno.EIO, errno.EINVAL, errno.EREMOTEIO})
 
@@ -62,12 +64,10 @@ class LaneEngine:
         self._lanes = lanes or ThreadedLanes(options)
         self.kind = self._lanes.kind
         self._probe = probe
-        self._expiry: list[tuple[float, int, Job]] = []
-        self._sequence = itertools.count()
-        self._wake = threading.Condition()
+        self._expiry: Expiry[Job | NativeBatch] = Expiry()
         self._closing = threading.Event()
-        self.open_jobs = 0
         self.bounced_transfers = 0
+        self._count_lock = threading.Lock()
         self._slots = [self._equip(i, m) for i, m in enumerate(members)]
         self._retired: list[MemberSlot] = []
         if lanes is None:
@@ -96,6 +96,11 @@ class LaneEngine:
         """Return the clock, by default the monotonic one."""
         return self._clock()
 
+    @property
+    def open_jobs(self) -> int:
+        """Return how many jobs, and batches of reads, are not reported."""
+        return self._expiry.open
+
     def submit(self, jobs: Sequence[Job]) -> None:
         """Queue jobs."""
         queued: dict[int, tuple[Lane, list[Transfer]]] = {}
@@ -113,14 +118,9 @@ class LaneEngine:
                 lane = self._lane_for(slot, transfer)
                 bounced += lane is slot.bounced
                 queued.setdefault(id(lane), (lane, []))[1].append(transfer)
-        with self._wake:
-            self.open_jobs += len(jobs)
+        self._open_all(jobs)
+        with self._count_lock:
             self.bounced_transfers += bounced
-            next_at = self._expiry[0][0] if self._expiry else float("inf")
-            for job in jobs:
-                heapq.heappush(self._expiry, (job.deadline, next(self._sequence), job))
-            if self._expiry and self._expiry[0][0] < next_at:
-                self._wake.notify_all()
         for lane, transfers in queued.values():
             lane.submit(transfers)
         if self._closing.is_set():  # meanwhile, and these were not seen there
@@ -131,6 +131,33 @@ class LaneEngine:
         for job in jobs:
             if not job.transfers and not job.reported:
                 self._report(job)
+
+    def read(self, batches: Sequence[ReadBatch]) -> None:
+        """Queue reads: without a job for each object while all goes well, if that is possible."""
+        for batch in batches:
+            self._queue_batch(batch)
+        for slot in self._slots:
+            if isinstance(slot.reads, NativeLane):
+                slot.reads.wake()
+
+    def _queue_batch(self, batch: ReadBatch) -> None:
+        native = NativeBatch(batch, self._slots, self._open_all, self._expiry.end)
+        self._expiry.begin()
+        if self._closing.is_set() or batch.deadline <= self.now() or not native.submit():
+            for at in range(0, len(batch.counts), _SLICE):
+                numbers = range(at, min(at + _SLICE, len(batch.counts)))
+                self.submit([batch.job_of(number) for number in numbers])
+            self._expiry.end()
+            return
+        self._expiry.push(batch.deadline, native)
+        if self._closing.is_set():  # meanwhile, and this was not seen there
+            self._expire(native)
+
+    def _open_all(self, jobs: Sequence[Job]) -> None:
+        """Count jobs as open until they are reported."""
+        self._expiry.begin(len(jobs))
+        for job in jobs:
+            self._expiry.push(job.deadline, job)
 
     def _refuse(self, slot: MemberSlot, transfer: Transfer, *, late: bool) -> None:
         if late:
@@ -156,28 +183,13 @@ class LaneEngine:
         """Take a transfer back from a lane."""
         if problem is None:
             slot.health.note_success()
-            self._learn_limit(slot, transfer)
+            slot.learn_limit(transfer)
         elif self._retry_smaller(slot, transfer, problem):
             return
         else:
             transfer.first_failure = slot.health.note_error(problem)
             log.warning("%s: %s", slot.member.name, problem)
         self._settle(slot, transfer, status, checksum, problem)
-
-    def _learn_limit(self, slot: MemberSlot, transfer: Transfer) -> None:
-        """Note what a success says about the size of calls that the member takes.
-
-        EINVAL for a large call proves a limit. EIO does so only if it happens again after
-        smaller calls worked: all that was in flight when a path was lost fails once, too.
-        """
-        if not transfer.max_io_bytes:
-            if transfer.length >= slot.max_io_bytes:
-                slot.refusals = 0
-            return
-        cause = transfer.error
-        if transfer.refusals or (cause is not None and cause.errno == errno.EINVAL):
-            slot.max_io_bytes = min(slot.max_io_bytes, transfer.max_io_bytes)
-        slot.refusals += 1
 
     def _retry_smaller(self, slot: MemberSlot, transfer: Transfer, problem: OSError) -> bool:
         """Try again in calls of half the size: some targets refuse large ones."""
@@ -238,10 +250,7 @@ class LaneEngine:
             if not any(transfer.in_kernel for transfer in job.transfers):
                 job.on_late = None
             job.transfers, job.on_done = (), _reported
-            with self._wake:
-                self.open_jobs -= 1
-                if not self.open_jobs:
-                    self._wake.notify_all()
+            self._expiry.end()
         for transfer in returned:
             if late is not None:
                 late(transfer)
@@ -252,23 +261,18 @@ class LaneEngine:
                 self.expire_due()
             except Exception:
                 log.exception("a completion handler failed")
-            with self._wake:
-                next_at = self._expiry[0][0] if self._expiry else self.now() + 1.0
-                self._wake.wait(min(max(next_at - self.now(), 0.0), 1.0))
+            self._expiry.wait(self.now())
 
     def expire_due(self) -> None:
         """Expire the jobs whose deadlines have passed."""
-        while (job := self._next_due()) is not None:
+        while (job := self._expiry.pop(self.now())) is not None:
             self._expire(job)
 
-    def _next_due(self) -> Job | None:
-        with self._wake:
-            if not self._expiry or self._expiry[0][0] > self.now():
-                return None
-            return heapq.heappop(self._expiry)[2]
-
-    def _expire(self, job: Job) -> None:
+    def _expire(self, job: Job | NativeBatch) -> None:
         """Cancel what is queued; leave what the kernel has, to be reported late."""
+        if isinstance(job, NativeBatch):
+            job.conclude()  # what is left of it are jobs, which have expired
+            return
         with job.lock:
             if job.remaining == 0:
                 return
@@ -368,12 +372,10 @@ class LaneEngine:
     def close(self, deadline_s: float) -> int:
         """Wait for open jobs, and for what is stuck, until the deadline; then stop."""
         until = time.monotonic() + deadline_s
-        with self._wake:
-            while (self.open_jobs or self._stuck()) and (left_s := until - time.monotonic()) > 0:
-                self._wake.wait(min(0.1, left_s))
-            self._closing.set()
-            left = [job for _, _, job in self._expiry]
-        for job in left:
+        while (self.open_jobs or self._stuck()) and (left_s := until - time.monotonic()) > 0:
+            self._expiry.wait_for_end(min(0.1, left_s))
+        self._closing.set()
+        while (job := self._expiry.pop(float("inf"))) is not None:
             self._expire(job)
         for slot in self._slots:
             slot.close()

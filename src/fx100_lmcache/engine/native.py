@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from types import ModuleType
+from typing import Protocol
 
 from fx100_lmcache.engine.base import Status, Transfer
 from fx100_lmcache.engine.lane import Finish
@@ -27,6 +28,8 @@ from fx100_lmcache.geometry import round_up
 from fx100_lmcache.members.base import Member
 
 log = logging.getLogger(__name__)
+
+BATCH_BITS = 24  # of a ticket count the reads of a batch, those above say which batch
 
 _XXH3 = ("createState", "freeState", "64bits_reset", "64bits_update", "64bits_digest")
 
@@ -114,8 +117,22 @@ class NativeReaper:
                 os.eventfd_write(self._event_fd, 1)
 
 
+class Concludes(Protocol):
+    """A batch, as far as a lane has to know it."""
+
+    def conclude(self) -> None:
+        """Look at what has ended; what has not, or not well, becomes a transfer of the lane."""
+        ...
+
+
 class NativeLane:
-    """Moves aligned transfers of one member with threads in C."""
+    """Moves aligned transfers of one member with threads in C.
+
+    Attributes
+    ----------
+    batches : dict
+        Batches with reads in this lane's pool, by number.
+    """
 
     def __init__(
         self,
@@ -127,20 +144,34 @@ class NativeLane:
     ) -> None:
         module = _native()
         assert module is not None
-        self._module = module
+        self.module = module
+        self.batches: dict[int, Concludes] = {}
         self._member = member
         self._max_io_bytes = max_io_bytes
         self._finish = finish
         self._closed = False
         self._tickets = itertools.count(1)
         self._open: dict[int, Transfer] = {}
-        self._pool = reaper.open_pool(self, threads)
+        self.pool = reaper.open_pool(self, threads)
+
+    def fileno(self) -> int:
+        """Descriptor of the member; -1 once it is closed."""
+        fd = self._member.fileno()
+        return -1 if fd is None else fd
+
+    @property
+    def align_bytes(self) -> int:
+        """Unit of every transfer, in memory and on the member."""
+        return self._member.logical_block_bytes
+
+    @property
+    def max_io_bytes(self) -> int:
+        """The largest call that the member takes at present."""
+        return self._max_io_bytes()
 
     def submit(self, transfers: Iterable[Transfer]) -> None:
         """Queue transfers."""
-        fd = self._member.fileno()
-        align = self._member.logical_block_bytes
-        limit = self._max_io_bytes()
+        fd, align, limit = self.fileno(), self.align_bytes, self.max_io_bytes
         operations = []
         for transfer in transfers:
             ticket = transfer.ticket = next(self._tickets)
@@ -152,7 +183,7 @@ class NativeLane:
             operations.append(
                 (
                     ticket,
-                    -1 if fd is None else fd,
+                    fd,
                     transfer.job.write,
                     buffer.address + transfer.start,
                     transfer.length,
@@ -162,11 +193,19 @@ class NativeLane:
                     align,
                 )
             )
-        self._module.submit(self._pool, operations)
+        self.module.submit(self.pool, operations)
+
+    def wake(self) -> None:
+        """Start on the reads of batches."""
+        self.module.wake(self.pool)
+
+    def adopt(self, transfer: Transfer) -> None:
+        """Report a transfer that is in the pool already, under its ticket."""
+        self._open[transfer.ticket] = transfer
 
     def cancel(self, transfer: Transfer) -> bool:
         """Take a transfer back if it is still queued."""
-        taken: bool = self._module.cancel(self._pool, transfer.ticket)
+        taken: bool = self.module.cancel(self.pool, transfer.ticket)
         if taken:
             self._open.pop(transfer.ticket, None)
         return taken
@@ -174,12 +213,14 @@ class NativeLane:
     @property
     def finished(self) -> bool:
         """Whether the lane was closed and the kernel has nothing of it any more."""
-        return self._closed and not self._open
+        return self._closed and self.idle
 
     def drain(self) -> None:
         """Report what has finished."""
-        for ticket, code, checksum in self._module.drain(self._pool):
-            transfer = self._open.pop(ticket)
+        for ticket, code, checksum in self.module.drain(self.pool):
+            transfer = self._take(ticket)
+            if transfer is None:
+                continue
             outcome, problem = Status.OK, None
             if code:
                 outcome, problem = Status.ERROR, self._explain(code, transfer)
@@ -190,6 +231,19 @@ class NativeLane:
             except Exception:
                 log.exception("a completion handler failed")
 
+    def _take(self, ticket: int) -> Transfer | None:
+        """Find the transfer of a ticket; None if its batch has reported the read already."""
+        transfer = self._open.pop(ticket, None)
+        if transfer is None:
+            batch = self.batches.get(ticket >> BATCH_BITS)
+            try:
+                if batch is not None:
+                    batch.conclude()
+            except Exception:
+                log.exception("a completion handler failed")
+            transfer = self._open.pop(ticket, None)
+        return transfer
+
     def _explain(self, code: int, transfer: Transfer) -> OSError:
         if code == errno.ENODATA:
             where = f"{self._member.name} moved nothing at {transfer.offset}; is it gone?"
@@ -199,9 +253,9 @@ class NativeLane:
     @property
     def idle(self) -> bool:
         """Whether nothing is queued or in the kernel."""
-        return not self._open
+        return not self._open and not self.batches
 
     def close(self) -> None:
         """Stop the threads as soon as each is idle."""
         self._closed = True
-        self._module.close_pool(self._pool)
+        self.module.close_pool(self.pool)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from fx100_lmcache.engine.base import Transfer
 from fx100_lmcache.engine.health import MemberHealth
 from fx100_lmcache.engine.lane import Finish, Lane, PythonLane
 from fx100_lmcache.engine.native import NativeLane, NativeReaper, native_available
@@ -55,6 +57,21 @@ class MemberSlot:
     def idle(self) -> bool:
         """Whether nothing is queued or in the kernel."""
         return all(getattr(self, kind).idle for kind in LANES)
+
+    def learn_limit(self, transfer: Transfer) -> None:
+        """Note what a success says about the size of calls that the member takes.
+
+        EINVAL for a large call proves a limit. EIO does so only if it happens again after
+        smaller calls worked: all that was in flight when a path was lost fails once, too.
+        """
+        if not transfer.max_io_bytes:
+            if transfer.length >= self.max_io_bytes:
+                self.refusals = 0
+            return
+        cause = transfer.error
+        if transfer.refusals or (cause is not None and cause.errno == errno.EINVAL):
+            self.max_io_bytes = min(self.max_io_bytes, transfer.max_io_bytes)
+        self.refusals += 1
 
     def close(self) -> None:
         """Send the threads of all lanes home."""

@@ -47,6 +47,7 @@ _HEAD_DTYPE = np.dtype(
 )
 
 U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
 
 
 def seed_of(volume: bytes) -> int:
@@ -65,6 +66,12 @@ def pack_location(member: int, block: int, blocks: int) -> int:
 def unpack_location(location: int) -> tuple[int, int, int]:
     """Inverse of :func:`pack_location`: ``(member, block, blocks)``."""
     return location >> 56, location & MAX_BLOCK, location >> 40 & 0xFFFF
+
+
+def unpack_locations(locations: U64) -> tuple[I64, I64, I64]:
+    """As :func:`unpack_location`, for many at once."""
+    members, blocks, counts = unpack_location(locations)  # type: ignore[arg-type]
+    return members.astype(np.int64), blocks.astype(np.int64), counts.astype(np.int64)  # type: ignore[attr-defined]
 
 
 def max_pieces(inode_bytes: int, meta_bytes: int) -> int:

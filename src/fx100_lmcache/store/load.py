@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
-from fx100_lmcache.catalog import Entry
-from fx100_lmcache.engine.base import IoBuffer, Job, Status, Transfer
+import numpy as np
+import numpy.typing as npt
+
+from fx100_lmcache.catalog.index import Rows
+from fx100_lmcache.engine.base import IoBuffer, Job, ReadBatch, Status, Transfer
 from fx100_lmcache.identity import ChunkMeta
-from fx100_lmcache.ondisk.inode import unpack_location
+from fx100_lmcache.store.columns import PieceColumns, piece_columns
 from fx100_lmcache.store.core import Core
 from fx100_lmcache.store.erase import Eraser
 
 log = logging.getLogger(__name__)
 
-_SLICE = 32  # objects submitted at a time
+_SLICE = 80
+"""Objects in one batch: arrays stay small enough for numpy not to give up the GIL, see
+:mod:`fx100_lmcache.catalog.index`."""
 
 Accept = Callable[[ChunkMeta, int], bool]
 
@@ -61,11 +68,54 @@ class LoadResult:
 
 
 @dataclass(slots=True, eq=False)
-class _Batch:
-    results: list[LoadResult | None]
+class _Request:
+    """One call of :meth:`Loader.load`."""
+
+    items: Sequence[LoadItem]
     on_done: Callable[[list[LoadResult]], None]
     started: float
-    open_: int = 0
+    deadline: float
+    hold: bool
+    results: list[LoadResult | None] = field(init=False)
+    open_: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.open_ = len(self.items)
+        self.results = [None] * self.open_
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """The items of a request that go to the engine together.
+
+    Attributes
+    ----------
+    numbers, rows, lengths
+        Of each object: its number in the request, its row in the catalog, its bytes.
+    ends, pieces, checksums
+        Where each object's pieces end in the columns of all pieces.
+    """
+
+    request: _Request
+    numbers: list[int]
+    rows: Rows
+    lengths: Rows
+    ends: list[int]
+    pieces: PieceColumns
+    checksums: npt.NDArray[np.uint64]
+
+    def transfers(self, place: int) -> list[Transfer]:
+        """Make the transfers of one object."""
+        buffer = self.request.items[self.numbers[place]].buffer
+        part = slice(self.ends[place - 1] if place else 0, self.ends[place])
+        _, members, offsets, starts, lengths = (column[part].tolist() for column in self.pieces)
+        sums = self.checksums[part].tolist()
+        return [
+            Transfer(member, offset, buffer, start, length, checksum)
+            for member, offset, start, length, checksum in zip(
+                members, offsets, starts, lengths, sums, strict=True
+            )
+        ]
 
 
 class Loader:
@@ -92,95 +142,136 @@ class Loader:
             Do not report before the kernel has let go of the buffers, whatever the deadline:
             for memory whose owner reuses it after the report.
         """
-        core = self._core
-        now = core.engine.now()
-        deadline = now + (deadline_s or core.options.load_s)
-        batch = _Batch([None] * len(items), on_done, now)
+        now = self._core.engine.now()
+        deadline = now + (deadline_s or self._core.options.load_s)
+        request = _Request(items, on_done, now, deadline, hold)
         if not items:
             on_done([])
             return
-        admitted = []
-        with core.lock:
-            down = core.engine.down_mask()
-            rows = core.catalog.find([item.digest for item in items]).tolist()
-            for number, (item, row) in enumerate(zip(items, rows, strict=True)):
-                found = self._admit(item, row, down)
-                if isinstance(found, LoadResult):
-                    batch.results[number] = found
-                else:
-                    admitted.append((found, item, number))
-            batch.open_ = len(admitted)
-        for at in range(0, len(admitted), _SLICE):
-            # the first reads are under way while the next jobs are made
-            part = admitted[at : at + _SLICE]
-            core.engine.submit([self._job(*each, batch, deadline, hold) for each in part])
-        if not admitted:
-            on_done([r for r in batch.results if r is not None])
+        slices = -(-len(items) // _SLICE)
+        ends = [len(items) * part // slices for part in range(slices + 1)]
+        batches = [self._batch(request, range(*part)) for part in itertools.pairwise(ends)]
+        self._core.engine.read([batch for batch in batches if batch is not None])
 
-    def _admit(self, item: LoadItem, row: int, down: int) -> Entry | LoadResult:
+    def _batch(self, request: _Request, numbers: range) -> ReadBatch | None:
+        """Look some items up; report the misses, and lay out the reads of the others."""
         core = self._core
-        if row < 0:
-            return self._miss("absent")
-        entry = core.catalog.entry(row)
-        if not core.catalog.blocks_up(row, down):
-            return self._miss("member_down")
-        if entry.length > item.buffer.length or not item.accept(
-            core.meta(entry.meta), entry.length
+        items = [request.items[number] for number in numbers]
+        with core.lock:
+            rows = core.catalog.find([item.digest for item in items])
+            reasons = self._judge(items, rows)
+            admitted = [place for place, reason in enumerate(reasons) if not reason]
+            rows = rows[admitted]
+            core.catalog.start_reading(rows.tolist())
+            counts, locations, checksums = core.catalog.pieces(rows)
+            lengths = core.catalog.lengths(rows).astype(np.int64)
+        for place, reason in enumerate(reasons):
+            if reason:
+                self._collect(request, [numbers[place]], [self._miss(reason)])
+        if not admitted:
+            return None
+        pieces = piece_columns(core.geometry, counts, locations, lengths)
+        buffers = [items[place].buffer for place in admitted]
+        addresses = np.array([buffer.address for buffer in buffers], np.int64)
+        rooms = np.array([len(buffer.view) for buffer in buffers], np.int64)
+        reading = _Reading(
+            request,
+            [numbers[place] for place in admitted],
+            rows,
+            lengths,
+            np.cumsum(counts).tolist(),
+            pieces,
+            checksums,
+        )
+        return ReadBatch(
+            counts,
+            pieces.members,
+            pieces.offsets,
+            pieces.lengths,
+            addresses[pieces.owners] + pieces.starts,
+            rooms[pieces.owners] - pieces.starts,
+            checksums,
+            request.deadline,
+            partial(self._job, reading),
+            partial(self._all_good, reading),
+        )
+
+    def _judge(self, items: Sequence[LoadItem], rows: Rows) -> list[str]:
+        """Why each item is a miss; empty where it can be read."""
+        core = self._core
+        up = core.catalog.readable(rows, core.engine.down_mask()).tolist()
+        lengths = core.catalog.lengths(rows).tolist()
+        metas = core.catalog.meta_numbers(rows).tolist()
+        reasons = []
+        for item, row, is_up, length, meta in zip(
+            items, rows.tolist(), up, lengths, metas, strict=True
         ):
-            return self._miss("layout")
-        core.catalog.start_reading(row)
-        return entry
+            if row < 0:
+                reasons.append("absent")
+            elif not is_up:
+                reasons.append("member_down")
+            elif length > item.buffer.length or not item.accept(core.meta(meta), length):
+                reasons.append("layout")
+            else:
+                reasons.append("")
+        return reasons
 
     def _miss(self, reason: str) -> LoadResult:
-        self._core.counts[f"load_miss_{reason}"] += 1
+        with self._core.lock:
+            self._core.counts[f"load_miss_{reason}"] += 1
         return LoadResult(0, reason)
 
-    def _job(
-        self,
-        entry: Entry,
-        item: LoadItem,
-        number: int,
-        batch: _Batch,
-        deadline: float,
-        hold: bool,
-    ) -> Job:
-        core = self._core
-        transfers = []
-        start = 0
-        for location, checksum in entry.pieces:
-            member, block, blocks = unpack_location(location)
-            length = min(blocks * core.geometry.block_bytes, entry.length - start)
-            offset = core.geometry.block_offset(member, block)
-            transfers.append(Transfer(member, offset, item.buffer, start, length, checksum))
-            start += length
+    def _job(self, reading: _Reading, place: int) -> Job:
+        """Make the job of one object."""
+        core, request = self._core, reading.request
+        number, row = reading.numbers[place], int(reading.rows[place])
+        length = int(reading.lengths[place])
+        item = request.items[number]
+        transfers = reading.transfers(place)
         stuck = [0]
 
         def done(job: Job) -> None:
             stuck[0] = sum(t.in_kernel for t in job.transfers)
-            result = self._outcome(job, entry, batch.started)
+            result = self._outcome(job, row, length, request.started)
             if stuck[0]:
                 result = replace(result, in_kernel=True)
             else:
-                self._let_go(entry.row)
-            self._collect(batch, number, result)
+                self._let_go(row)
+            self._collect(request, [number], [result])
 
         def late(_: Transfer) -> None:
             with core.lock:
                 stuck[0] -= 1
                 free = stuck[0] == 0
             if free:
-                self._let_go(entry.row)
+                self._let_go(row)
                 if item.on_released is not None:
                     item.on_released()
 
-        return Job(False, transfers, deadline, done, late, hold)
+        return Job(False, transfers, request.deadline, done, late, request.hold)
+
+    def _all_good(self, reading: _Reading, places: Sequence[int]) -> None:
+        """Report objects that were read without a job."""
+        core, request = self._core, reading.request
+        rows, lengths = reading.rows[places].tolist(), reading.lengths[places].tolist()
+        with core.lock:
+            elapsed_us = (core.engine.now() - request.started) * 1e6
+            core.counts["read_us"] += round(elapsed_us * len(places))
+            core.counts["load_hits"] += len(places)
+            core.counts["read_bytes"] += sum(lengths)
+            if self._failed_once:
+                self._failed_once.difference_update(rows)
+            for row in core.catalog.stop_reading(rows):
+                self._eraser.erase_hidden(row)
+        numbers = [reading.numbers[place] for place in places]
+        self._collect(request, numbers, [LoadResult(length) for length in lengths])
 
     def _let_go(self, row: int) -> None:
         with self._core.lock:
-            if self._core.catalog.stop_reading(row):
-                self._eraser.erase_hidden(row)
+            for hidden in self._core.catalog.stop_reading([row]):
+                self._eraser.erase_hidden(hidden)
 
-    def _outcome(self, job: Job, entry: Entry, started: float) -> LoadResult:
+    def _outcome(self, job: Job, row: int, length: int, started: float) -> LoadResult:
         """Judge a finished read, and drop an entry that has proven bad."""
         core = self._core
         statuses = {t.status for t in job.transfers}
@@ -188,23 +279,23 @@ class Loader:
             core.counts["read_us"] += round((job.finished_at - started) * 1e6)
             if statuses == {Status.OK}:
                 core.counts["load_hits"] += 1
-                core.counts["read_bytes"] += entry.length
-                self._failed_once.discard(entry.row)
-                return LoadResult(entry.length)
+                core.counts["read_bytes"] += length
+                self._failed_once.discard(row)
+                return LoadResult(length)
             if Status.MISMATCH in statuses:
                 core.counts["checksum_failures"] += 1
                 log.error("checksum mismatch on %s; dropped", _where(job))
-                self._drop(entry.row)
+                self._drop(row)
                 return self._miss("checksum")
             if Status.ERROR in statuses:
                 # once may be a path that is being lost; twice, while the rest works, is bad media
                 failed = (t for t in job.transfers if t.status is Status.ERROR)
                 alone = not core.engine.down_mask() and all(t.first_failure for t in failed)
-                if alone and entry.row in self._failed_once:
+                if alone and row in self._failed_once:
                     log.error("unreadable twice, dropped: %s", _where(job))
-                    self._drop(entry.row)
+                    self._drop(row)
                 elif alone:
-                    self._failed_once.add(entry.row)
+                    self._failed_once.add(row)
                 return self._miss("error")
             core.counts["deadline_misses"] += 1
             return self._miss("deadline")
@@ -217,13 +308,16 @@ class Loader:
             self._eraser.drop(row)
             core.on_evicted([(entry.digest, entry.length, entry.meta)])
 
-    def _collect(self, batch: _Batch, number: int, result: LoadResult) -> None:
+    def _collect(
+        self, request: _Request, numbers: Sequence[int], results: Sequence[LoadResult]
+    ) -> None:
         with self._core.lock:
-            batch.results[number] = result
-            batch.open_ -= 1
-            finished = batch.open_ == 0
+            for number, result in zip(numbers, results, strict=True):
+                request.results[number] = result
+            request.open_ -= len(numbers)
+            finished = request.open_ == 0
         if finished:
-            batch.on_done([r for r in batch.results if r is not None])
+            request.on_done([r for r in request.results if r is not None])
 
 
 def _where(job: Job) -> str:

@@ -1,0 +1,238 @@
+#include "_pool.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+hasher_t pool_hasher;
+
+batch_t *batch_new(size_t count) {
+    batch_t *batch = calloc(1, sizeof *batch + count);
+    if (!batch)
+        return NULL;
+    pthread_mutex_init(&batch->lock, NULL);
+    batch->count = batch->left = count;
+    batch->users = 1;
+    return batch;
+}
+
+void batch_leave(batch_t *batch) {
+    pthread_mutex_lock(&batch->lock);
+    int left = --batch->users;
+    pthread_mutex_unlock(&batch->lock);
+    if (left)
+        return;
+    pthread_mutex_destroy(&batch->lock);
+    free(batch);
+}
+
+void batch_watch(batch_t *batch, char *good) {
+    pthread_mutex_lock(&batch->lock);
+    batch->watched = 1;
+    memcpy(good, batch->good, batch->count);
+    pthread_mutex_unlock(&batch->lock);
+}
+
+static void free_op(op_t *op) {
+    if (op && op->batch)
+        batch_leave(op->batch);
+    free(op);
+}
+
+void ops_free(op_t *first) {
+    while (first) {
+        op_t *next = first->next;
+        free_op(first);
+        first = next;
+    }
+}
+
+/* Count an operation as ended; returns whether Python must hear of it. */
+static int end_op(op_t *op) {
+    batch_t *batch = op->batch;
+    if (!batch)
+        return 1;
+    int good = !op->error && op->checksum == op->expected;
+    pthread_mutex_lock(&batch->lock);
+    batch->good[op->index] = good;
+    batch->left--;
+    int told = !good || batch->watched || !batch->left;
+    pthread_mutex_unlock(&batch->lock);
+    return told;
+}
+
+void pool_release(pool_t *pool) {
+    pthread_mutex_lock(&pool->lock);
+    int left = --pool->users;
+    pthread_mutex_unlock(&pool->lock);
+    if (left)
+        return;
+    ops_free(pool->head);
+    ops_free(pool->done);
+    pthread_cond_destroy(&pool->ready);
+    pthread_mutex_destroy(&pool->lock);
+    free(pool);
+}
+
+/* Move all of op in calls of at most max_io bytes; returns 0 or an errno. */
+static int move(op_t *op, void *state) {
+    size_t done = 0;
+    size_t hashed = 0;
+    pool_hasher.reset(state);
+    while (done < op->padded) {
+        size_t asked = op->padded - done < op->max_io ? op->padded - done : op->max_io;
+        if (op->write && hashed < done + asked && hashed < op->length) {
+            size_t end = done + asked < op->length ? done + asked : op->length;
+            pool_hasher.update(state, op->address + hashed, end - hashed);
+            hashed = end;
+        }
+        ssize_t moved = op->write
+                            ? pwrite(op->fd, op->address + done, asked, op->offset + done)
+                            : pread(op->fd, op->address + done, asked, op->offset + done);
+        if (moved < 0) {
+            if (errno == EINTR)
+                continue;
+            return errno;
+        }
+        if ((size_t)moved != asked) {
+            moved -= moved % op->align; /* resume on an aligned boundary */
+            if (moved == 0)
+                return ENODATA; /* nothing moved: the device is gone */
+        }
+        done += moved;
+        if (!op->write && hashed < op->length) {
+            size_t end = done < op->length ? done : op->length;
+            pool_hasher.update(state, op->address + hashed, end - hashed);
+            hashed = end;
+        }
+    }
+    op->checksum = pool_hasher.digest(state);
+    return 0;
+}
+
+static void *worker(void *argument) {
+    pool_t *pool = argument;
+    void *state = pool_hasher.create();
+    pthread_mutex_lock(&pool->lock);
+    for (;;) {
+        while (!pool->head && !pool->closing) {
+            pool->idle++;
+            pthread_cond_wait(&pool->ready, &pool->lock);
+            pool->idle--;
+        }
+        if (pool->closing)
+            break;
+        op_t *op = pool->head;
+        pool->head = op->next;
+        if (!pool->head)
+            pool->tail = &pool->head;
+        pthread_mutex_unlock(&pool->lock);
+
+        op->error = state ? move(op, state) : ENOMEM;
+        int told = end_op(op);
+        if (!told)
+            free_op(op);
+
+        pthread_mutex_lock(&pool->lock);
+        if (!told)
+            continue;
+        int was_empty = pool->done == NULL;
+        op->next = pool->done;
+        pool->done = op;
+        /* the event is written under the lock: after close, Python may reuse the descriptor */
+        if (was_empty && !pool->closing)
+            eventfd_write(pool->event_fd, 1);
+    }
+    pthread_mutex_unlock(&pool->lock);
+    if (state)
+        pool_hasher.destroy(state);
+    pool_release(pool);
+    return NULL;
+}
+
+void pool_stop(pool_t *pool) {
+    pthread_mutex_lock(&pool->lock);
+    pool->closing = 1;
+    pthread_cond_broadcast(&pool->ready);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+pool_t *pool_open(int threads, int event_fd) {
+    pool_t *pool = calloc(1, sizeof *pool);
+    if (!pool)
+        return NULL;
+    pthread_mutex_init(&pool->lock, NULL);
+    pthread_cond_init(&pool->ready, NULL);
+    pool->tail = &pool->head;
+    pool->event_fd = event_fd;
+    pool->users = 1;
+    /* signals belong to Python's main thread */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failure = 0;
+    for (int i = 0; i < threads && !failure; i++) {
+        pthread_t thread;
+        pthread_mutex_lock(&pool->lock);
+        pool->users++;
+        pthread_mutex_unlock(&pool->lock);
+        failure = pthread_create(&thread, NULL, worker, pool);
+        if (failure)
+            pool_release(pool);
+        else
+            pthread_detach(thread);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!failure)
+        return pool;
+    pool_stop(pool);
+    pool_release(pool);
+    errno = failure;
+    return NULL;
+}
+
+void pool_enqueue(pool_t *pool, op_t *first, op_t **last) {
+    if (!first)
+        return;
+    pthread_mutex_lock(&pool->lock);
+    *pool->tail = first;
+    pool->tail = last;
+    pthread_mutex_unlock(&pool->lock);
+}
+
+void pool_wake(pool_t *pool) {
+    pthread_mutex_lock(&pool->lock);
+    op_t *op = pool->head;
+    /* no more threads than there is work for: the others would only meet at the lock */
+    for (int i = 0; op && i < pool->idle; i++, op = op->next)
+        pthread_cond_signal(&pool->ready);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+op_t *pool_cancel(pool_t *pool, uint64_t ticket) {
+    op_t *found = NULL;
+    pthread_mutex_lock(&pool->lock);
+    for (op_t **at = &pool->head; *at; at = &(*at)->next)
+        if ((*at)->ticket == ticket) {
+            found = *at;
+            *at = found->next;
+            if (!*at)
+                pool->tail = at;
+            break;
+        }
+    pthread_mutex_unlock(&pool->lock);
+    if (found)
+        found->next = NULL;
+    return found;
+}
+
+op_t *pool_take_done(pool_t *pool) {
+    pthread_mutex_lock(&pool->lock);
+    op_t *done = pool->done;
+    pool->done = NULL;
+    pthread_mutex_unlock(&pool->lock);
+    return done;
+}
