@@ -281,3 +281,28 @@ def test_b77_a_full_write_queue_drops_and_counts(tmp_path: Path) -> None:
         for number in found:
             got = client.get(key(number), objects[number])
             assert got == payload(number, CHUNK_BYTES)
+
+
+def test_an_object_that_cannot_be_sized_is_a_miss_and_no_hang(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """LMCache's object may raise; its request must still hear of the end."""
+    caplog.set_level(logging.INFO, "fx100_lmcache")
+    client = adapter_on(Rig.fresh(2, 512 * 1024))
+    client.store([key(1)], [memory_obj(payload(1, SIZE))])
+    target = memory_obj(bytes(SIZE))
+
+    class Broken:
+        def __getattr__(self, name: str) -> object:
+            return getattr(target, name)
+
+        sizes = 0
+
+        def get_size(self) -> int:
+            Broken.sizes += 1
+            if Broken.sizes > 1:  # once when it is submitted
+                raise RuntimeError("freed meanwhile")
+            return SIZE
+
+    assert client.load([key(1)], [Broken()]) == [False]
+    assert "is reported as a miss" in caplog.text

@@ -38,7 +38,15 @@ from fx100_lmcache.lmcache.listing import list_keys
 from fx100_lmcache.lmcache.replay import Replays
 from fx100_lmcache.lmcache.results import Results
 from fx100_lmcache.lmcache.stuck import StuckWatch, terminate_process
-from fx100_lmcache.lmcache.tasks import Deleted, Evicted, LoadDone, LoadTask, PutDone, StoreTask
+from fx100_lmcache.lmcache.tasks import (
+    Deleted,
+    Evicted,
+    LoadDone,
+    LoadTask,
+    PutDone,
+    StoreTask,
+    sized_objects,
+)
 from fx100_lmcache.metrics import publish
 from fx100_lmcache.mount import Mounted, mount
 from fx100_lmcache.store import LoadItem, LoadResult, PutItem, PutResult
@@ -272,14 +280,12 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _loads_done(self, events: list[LoadDone]) -> None:
         for event in events:
             task, bitmap = event.task, Bitmap(len(event.task.keys))
-            loaded = []
-            for place, result in zip(task.places, event.results, strict=False):
-                if not result.length:
-                    continue
-                obj = task.objects[place]
-                if result.length < obj.get_size():
-                    obj.set_used_size(result.length)
-                loaded.append(place)
+            try:
+                loaded = sized_objects(task, event.results)
+            except Exception:  # an object of LMCache's; without a result its request would hang
+                self._counts.add("load_errors")
+                log.exception("load of %d objects is reported as a miss", len(task.keys))
+                loaded = []
             bitmap.batched_set(loaded)
             if loaded:
                 keys = [task.keys[place] for place in loaded]

@@ -70,3 +70,15 @@ class Evicted:
     """The store dropped these ``(digest, length, meta number)`` by itself."""
 
     entries: Sequence[tuple[bytes, int, int]]
+
+
+def sized_objects(task: LoadTask, results: Sequence[LoadResult]) -> list[int]:
+    """Tell each object that was loaded how much of it is used; return their places."""
+    loaded = []
+    for place, result in zip(task.places, results, strict=False):
+        if result.length:
+            obj = task.objects[place]
+            if result.length < obj.get_size():
+                obj.set_used_size(result.length)
+            loaded.append(place)
+    return loaded
