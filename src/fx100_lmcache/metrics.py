@@ -89,6 +89,7 @@ EVENTS = {
     "bounced_transfers": "transfers copied through a buffer of our own",
     "erase_failures": "inodes that could not be erased; tried again",
     "torn_inodes": "inodes that a crash had left half written",
+    "unreadable_inodes": "inodes that a device could not read when the volume was opened",
     "lookup_layout_mismatches": "layouts that a lookup refused",
     "puts_replacing": "objects that replaced one of another layout",
     "unpins_of_nothing": "unpins of what was not pinned (any more)",

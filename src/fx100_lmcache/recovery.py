@@ -2,11 +2,13 @@
 
 Nothing but inodes is trusted. The newest inode wins a digest, and wins the blocks that it
 claims; losers are reported so that they can be erased. Tables of different members are read at
-the same time, and worked on in stretches that stay in the CPU's cache.
+the same time, and worked on in stretches that stay in the CPU's cache. A few slots that cannot be
+read cost the entries in them, not the volume.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +24,12 @@ from fx100_lmcache.members.base import Member, read_whole
 from fx100_lmcache.ondisk.inode import MAX_BLOCK, InodePlace, TableRows, parse_table
 from fx100_lmcache.overlap import contested_entries, resolve
 
+MAX_UNREADABLE_SLOTS = 64
+"""More than so many are a broken member: then nothing is opened."""
+
 _READ_BYTES = 2 * 1024 * 1024
+
+log = logging.getLogger(__name__)
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -69,6 +76,8 @@ class Recovered(Columns):
     """Highest epoch in any valid inode: the next writer must use a higher one."""
     stale_rows: list[int] = field(default_factory=list)
     """Slots of inodes that lost against newer ones: erase them."""
+    unreadable_rows: list[int] = field(default_factory=list)
+    """Slots that cannot be read: erase them too; to be written is what heals most of them."""
     torn: int = 0
     foreign: int = 0
 
@@ -97,10 +106,12 @@ def recover(
     Raises
     ------
     OSError
-        If a table cannot be read.
+        If more of the tables than :data:`MAX_UNREADABLE_SLOTS` cannot be read.
     """
     parts = []
-    for place, view in _read_tables(members, geometry, volume, list(generations)):
+    unreadable: list[int] = []
+    tables = _read_tables(members, geometry, volume, list(generations), unreadable)
+    for place, view in tables:
         stretch = parse_table(view, place, inode_bytes=geometry.inode_bytes)
         if len(stretch.slots) or stretch.torn or stretch.foreign:
             columns = _columns(stretch, place, geometry)
@@ -110,13 +121,20 @@ def recover(
         shard: max(generation, int(found.generation[found.shard == shard].max(initial=generation)))
         for shard, generation in generations.items()
     }
+    found.unreadable_rows = sorted(unreadable)
     return _choose(found, geometry)
 
 
 def _read_tables(
-    members: Sequence[Member], geometry: Geometry, volume: bytes, shards: Sequence[int]
+    members: Sequence[Member],
+    geometry: Geometry,
+    volume: bytes,
+    shards: Sequence[int],
+    unreadable: list[int],
 ) -> Iterator[tuple[InodePlace, memoryview]]:
     """Yield all tables in stretches, taking turns with the members; a view lasts for one step.
+
+    Rows that cannot be read are empty in the views, and are added to ``unreadable``.
 
     Threads only read. What is parsed stays in one thread: several would fight for the
     interpreter's lock (measured: a third more CPU time), and keep the memory that they freed.
@@ -138,12 +156,43 @@ def _read_tables(
             slots, geometry.members[place.member].slots_per_shard - place.slot
         )
         offset = geometry.slot_offset(place.member, place.shard, place.slot)
-        read_whole(members[place.member], offset, buffer.view[: buffer.length])
+        view, member = buffer.view[: buffer.length], members[place.member]
+        try:
+            read_whole(member, offset, view)
+        except OSError:
+            first = geometry.row(place.member, place.shard, place.slot)
+            most = MAX_UNREADABLE_SLOTS - len(unreadable)
+            bad = _read_slots(member, offset, view, geometry.inode_bytes, most)
+            unreadable.extend(first + slot for slot in bad)
         return buffer
 
     for place, buffer in _ahead(read, places, 0 if members[0].fileno() is None else len(members)):
         yield place, buffer.view[: buffer.length]
         buffers.give_back(buffer)
+
+
+def _read_slots(
+    member: Member, offset: int, view: memoryview, inode_bytes: int, most: int
+) -> list[int]:
+    """Read slot by slot; return those that cannot be read, which are empty in the view.
+
+    Raises
+    ------
+    OSError
+        If that is so for more than ``most`` slots, or for all: then it is not the media.
+    """
+    unreadable = []
+    for at in range(0, len(view), inode_bytes):
+        with view[at : at + inode_bytes] as slot:
+            try:
+                read_whole(member, offset + at, slot)
+            except OSError as problem:
+                unreadable.append(at // inode_bytes)
+                if len(unreadable) > most or len(unreadable) * inode_bytes == len(view):
+                    raise
+                log.error("%s: inode at byte %d: %s", member.name, offset + at, problem)
+                slot[:] = bytes(len(slot))
+    return unreadable
 
 
 def _ahead(

@@ -229,6 +229,30 @@ def test_unreadable_table_is_an_error() -> None:
         recover(members, GEOMETRY, VOLUME, {0: 1})
 
 
+def bad_slot(inode: Inode, slots: int = 1) -> Fault:
+    at = GEOMETRY.slot_offset(inode.member, inode.shard, inode.slot)
+    return Fault("unreadable", "read", first_byte=at, last_byte=at + 512 * slots - 1)
+
+
+@pytest.mark.parametrize("broken", [ONE, TWO])
+def test_an_unreadable_slot_costs_its_entry_alone(broken: Inode) -> None:
+    members = members_with([ONE, TWO])
+    members[0].faults = [bad_slot(broken)]
+    found = recover(members, GEOMETRY, VOLUME, {0: 1, 1: 1})
+    assert names(found) == [one.name for one in (ONE, TWO) if one is not broken]
+    assert found.unreadable_rows == [broken.row]
+
+
+def test_too_many_unreadable_slots_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = members_with([ONE, TWO])
+    members[0].faults = [bad_slot(ONE, slots=3)]
+    monkeypatch.setattr("fx100_lmcache.recovery.MAX_UNREADABLE_SLOTS", 3)
+    assert len(recover(members, GEOMETRY, VOLUME, {0: 1}).unreadable_rows) == 3
+    monkeypatch.setattr("fx100_lmcache.recovery.MAX_UNREADABLE_SLOTS", 2)
+    with pytest.raises(OSError, match="injected"):
+        recover(members, GEOMETRY, VOLUME, {0: 1})
+
+
 def test_read_whole_does_not_halve_for_ever() -> None:
     member = MemoryMember(1 << 20)
     member.faults = [Fault("error", "read", times=99)]

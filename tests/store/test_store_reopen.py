@@ -11,7 +11,7 @@ from fx100_lmcache.geometry import Geometry
 from fx100_lmcache.store import Store
 from fx100_lmcache.testing.harness import Rig, digest_of
 from fx100_lmcache.testing.inline import inline_engine
-from fx100_lmcache.testing.memory import MemoryMember
+from fx100_lmcache.testing.memory import Fault, MemoryMember
 from fx100_lmcache.volume import assemble
 
 NAMES = [f"chunk{n}" for n in range(20)]
@@ -139,4 +139,31 @@ def test_another_geometry_is_refused_or_gives_misses(change: dict[str, object]) 
         return
     for name in NAMES:
         assert store.get(name) in (None, chunk(name))
+    store.check_space()
+
+
+@pytest.mark.parametrize("heals", [True, False])
+def test_an_unreadable_inode_costs_one_entry_and_its_slot_until_it_is_erased(heals: bool) -> None:
+    store = rig()
+    for name in "abc":
+        store.put(name, chunk(name))
+    row = next(row for row, digest, *_ in store.store.entries() if digest == digest_of("b"))
+    geometry = store.store.volume.geometry
+    member, shard, slot = geometry.place(row)
+    first = geometry.slot_offset(member, shard, slot)
+    last = first + geometry.inode_bytes - 1
+    store.members[member].faults = [Fault("unreadable", "read", first_byte=first, last_byte=last)]
+    if not heals:
+        broken = Fault("error", "write", times=99, first_byte=first, last_byte=last)
+        store.members[member].faults.append(broken)
+    store.reopen()
+    assert [store.get(name) for name in "abc"] == [chunk("a"), None, chunk("c")]
+    assert store.store.counts()["unreadable_inodes"] == 1
+    assert store.store.healthy == heals
+    store.put("b", chunk("b", 1))
+    assert store.get("b") == chunk("b", 1)
+    store.check_space()
+    store.members[member].faults = []
+    store.reopen()  # the old inode, if it is still there, has lost against the new one
+    assert store.get("b") == chunk("b", 1)
     store.check_space()

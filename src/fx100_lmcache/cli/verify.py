@@ -41,8 +41,8 @@ def verify_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
     Exit code 1 if anything is bad.
 
     [bold]JSON fields[/] (only ever added to): ok; volume (UUID); entries, pieces, read_bytes,
-    gone (pieces evicted meanwhile), seconds; torn_inodes; damaged_labels (paths); bad: digest,
-    member, offset, length, reason.
+    gone (pieces evicted meanwhile), seconds; torn_inodes; unreadable_inodes; damaged_labels
+    (paths); bad: digest, member, offset, length, reason.
     """
     settings = load(config)
     volume = open_volume(settings, read_only=True)
@@ -100,10 +100,11 @@ def _summary(
     volume: Volume, found: Recovered, result: ScrubResult, seconds: float
 ) -> dict[str, Any]:
     return {
-        "ok": not result.bad and not volume.damaged_labels,
+        "ok": not result.bad and not volume.damaged_labels and not found.unreadable_rows,
         "volume": str(volume.label.volume),
         "seconds": round(seconds, 3),
         "torn_inodes": found.torn,
+        "unreadable_inodes": len(found.unreadable_rows),
         "damaged_labels": list(volume.damaged_labels),
         **dataclasses.asdict(result),
     }
@@ -119,6 +120,12 @@ def _show(console: Console, config: Path, summary: dict[str, Any]) -> None:
         console.print(f"{summary['gone']:,} pieces were evicted meanwhile")
     if summary["torn_inodes"]:
         console.print(f"{summary['torn_inodes']:,} torn inodes: interrupted writes, not counted")
+    if summary["unreadable_inodes"]:
+        console.print(
+            f"[bold red]bad:[/] {summary['unreadable_inodes']:,} inodes cannot be read: their "
+            "entries are lost. A server overwrites them when it starts; look at the device "
+            "(nvme smart-log)."
+        )
     for piece in summary["bad"][:SHOWN]:
         console.print(
             f"[bold red]bad:[/] {escape(piece['member'])} at byte {piece['offset']}, "

@@ -109,14 +109,15 @@ class Store:
         self.recovery_s = time.perf_counter() - started
         self.torn_inodes = found.torn
         core.counts["torn_inodes"] += found.torn
-        if found.stale_rows:
-            self._eraser.erase_stale(found.stale_rows)
+        core.counts["unreadable_inodes"] += len(found.unreadable_rows)
+        self._eraser.erase_stale(found.stale_rows + found.unreadable_rows)
         log.info(
-            "recovered %d entries in %.2f s (%d torn, %d stale inodes)",
+            "recovered %d entries in %.2f s (%d torn, %d stale, %d unreadable inodes)",
             len(found),
             self.recovery_s,
             found.torn,
             len(found.stale_rows),
+            len(found.unreadable_rows),
         )
 
     def _adopt(self, found: Recovered) -> None:

@@ -39,7 +39,8 @@ class Fault:
         ``error``, ``short``, ``stall``, ``flip`` (reads: one bit differs), ``lost`` (a write
         that never reaches the media), ``misdirected`` (it lands ``shift_bytes`` further on),
         ``stale`` (a read returns what was there before the last write), ``torn`` (a write stops
-        after ``value`` bytes, and then the device fails).
+        after ``value`` bytes, and then the device fails), ``unreadable`` (every read that touches
+        the bytes from ``first_byte`` to ``last_byte`` fails).
     on : str
         ``read`` or ``write``.
     after, times : int
@@ -57,8 +58,10 @@ class Fault:
     first_byte: int = 0
     last_byte: int = 1 << 62
 
-    def strikes(self, on: str, offset: int) -> bool:
+    def strikes(self, on: str, offset: int, length: int) -> bool:
         """Count one access; True if it is to go wrong."""
+        if self.kind == "unreadable":
+            return on == self.on and offset <= self.last_byte and self.first_byte < offset + length
         if on != self.on or not self.first_byte <= offset <= self.last_byte or self.times <= 0:
             return False
         if self.after > 0:
@@ -120,8 +123,8 @@ class MemoryMember:
             return 0  # as a real device does after `nvme disconnect`
         data = bytearray(self.media[offset : offset + len(buffer)])
         count = len(data)
-        for fault in self._striking("read", offset):
-            if fault.kind == "error":
+        for fault in self._striking("read", offset, len(buffer)):
+            if fault.kind in ("error", "unreadable"):
                 raise OSError(fault.value or errno.EIO, "injected read error")
             if fault.kind == "stall":
                 raise Stalled
@@ -140,7 +143,7 @@ class MemoryMember:
         if self.gone:
             raise OSError(errno.ENOSPC, "device is gone")  # as a real one does
         data, at, count = bytes(buffer), offset, len(buffer)
-        for fault in self._striking("write", offset):
+        for fault in self._striking("write", offset, len(buffer)):
             if fault.kind == "error":
                 raise OSError(fault.value or errno.EIO, "injected write error")
             if fault.kind == "stall":
@@ -178,8 +181,8 @@ class MemoryMember:
         if length > self._max_io_bytes:
             raise OSError(self._too_large_errno, f"{length} bytes in one call")
 
-    def _striking(self, on: str, offset: int) -> list[Fault]:
-        return [fault for fault in self.faults if fault.strikes(on, offset)]
+    def _striking(self, on: str, offset: int, length: int) -> list[Fault]:
+        return [fault for fault in self.faults if fault.strikes(on, offset, length)]
 
     def _apply(self, at: int, data: bytes) -> None:
         block = self.logical_block_bytes
