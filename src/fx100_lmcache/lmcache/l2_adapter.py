@@ -26,7 +26,6 @@ from fx100_lmcache.identity import DIGEST_BYTES
 from fx100_lmcache.lmcache.buffers import (
     accepts,
     all_are_copied,
-    fits,
     io_buffer,
     layout_of,
     packed_meta,
@@ -45,11 +44,12 @@ from fx100_lmcache.lmcache.tasks import (
     LoadTask,
     PutDone,
     StoreTask,
+    load_items,
     sized_objects,
 )
 from fx100_lmcache.metrics import publish
 from fx100_lmcache.mount import Mounted, mount
-from fx100_lmcache.store import LoadItem, LoadResult, PutItem, PutResult
+from fx100_lmcache.store import LoadResult, PutItem, PutResult
 
 log = logging.getLogger(__name__)
 
@@ -248,7 +248,8 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """Load objects straight into LMCache's buffers."""
         task = LoadTask(next(self._tasks), list(keys), list(objects))
         try:
-            items = [] if self._closed else self._load_items(task)
+            digests = self._keys.digests(task.keys)
+            items = [] if self._closed else load_items(task, digests, self._counts)
             self._watch.begin(task.number)
             self._store.load(items, partial(self._load_done, task), hold=True)
         except Exception:
@@ -256,22 +257,6 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
             log.exception("load of %d objects failed", len(keys))
             self._load_done(task, [])
         return task.number
-
-    def _load_items(self, task: LoadTask) -> list[LoadItem]:
-        items = []
-        digests = self._keys.digests(task.keys)
-        for place, (digest, obj) in enumerate(zip(digests, task.objects, strict=True)):
-            try:
-                buffer, layout = io_buffer(obj), layout_of(obj)
-                if buffer.view.readonly:
-                    raise ValueError("destination cannot be written to")
-            except Exception:
-                self._counts.add("load_buffers_refused")
-                log.exception("destination of a load refused")
-                continue
-            items.append(LoadItem(digest, buffer, partial(fits, layout, buffer.length)))
-            task.places.append(place)
-        return items
 
     def _load_done(self, task: LoadTask, results: list[LoadResult]) -> None:
         self._watch.end(task.number)

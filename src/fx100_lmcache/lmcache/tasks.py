@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.memory_management import MemoryObj
 
-from fx100_lmcache.store import LoadResult, PutResult
+from fx100_lmcache.lmcache.buffers import fits, io_buffer, layout_of
+from fx100_lmcache.lmcache.counts import Counts
+from fx100_lmcache.store import LoadItem, LoadResult, PutResult
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +76,23 @@ class Evicted:
     """The store dropped these ``(digest, length, meta number)`` by itself."""
 
     entries: Sequence[tuple[bytes, int, int]]
+
+
+def load_items(task: LoadTask, digests: Sequence[bytes], counts: Counts) -> list[LoadItem]:
+    """Say where the objects of a task go; one that cannot be written to is left out."""
+    items = []
+    for place, (digest, obj) in enumerate(zip(digests, task.objects, strict=True)):
+        try:
+            buffer, layout = io_buffer(obj), layout_of(obj)
+            if buffer.view.readonly:
+                raise ValueError("destination cannot be written to")
+        except Exception:
+            counts.add("load_buffers_refused")
+            log.exception("destination of a load refused")
+            continue
+        items.append(LoadItem(digest, buffer, partial(fits, layout, buffer.length)))
+        task.places.append(place)
+    return items
 
 
 def sized_objects(task: LoadTask, results: Sequence[LoadResult]) -> list[int]:

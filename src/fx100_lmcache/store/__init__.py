@@ -1,8 +1,7 @@
 """The store: put, load, look up and remove objects by digest. Knows nothing of LMCache."""
 
 from fx100_lmcache.store.core import StoreOptions
-from fx100_lmcache.store.load import LoadItem, LoadResult
-from fx100_lmcache.store.put import PutItem, PutResult
+from fx100_lmcache.store.items import LoadItem, LoadResult, PutItem, PutResult
 from fx100_lmcache.store.store import Store
 
 __all__ = [

@@ -12,59 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from fx100_lmcache.catalog.index import Rows
-from fx100_lmcache.engine.base import IoBuffer, Job, ReadBatch, Status, Transfer
-from fx100_lmcache.identity import ChunkMeta
+from fx100_lmcache.engine.base import Job, ReadBatch, Status, Transfer
 from fx100_lmcache.store.columns import PieceColumns, piece_columns
 from fx100_lmcache.store.core import Core
 from fx100_lmcache.store.erase import Eraser
+from fx100_lmcache.store.items import LoadItem, LoadResult
 
 log = logging.getLogger(__name__)
 
 _SLICE = 80
 """Objects in one batch: arrays stay small enough for numpy not to give up the GIL, see
 :mod:`fx100_lmcache.catalog.index`."""
-
-Accept = Callable[[ChunkMeta, int], bool]
-
-
-@dataclass(slots=True)
-class LoadItem:
-    """One object wanted.
-
-    Attributes
-    ----------
-    buffer : IoBuffer
-        Where it goes. Its contents are undefined unless the load succeeds.
-    accept : callable
-        Given what the entry says of itself and its length, whether it fits the destination.
-    on_released : callable or None
-        Called after a result that is ``in_kernel``, when the kernel has let go of the buffer.
-    """
-
-    digest: bytes
-    buffer: IoBuffer
-    accept: Accept
-    on_released: Callable[[], None] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LoadResult:
-    """Fate of one load.
-
-    Attributes
-    ----------
-    length : int
-        Of the object, in bytes; 0 for a miss.
-    reason : str
-        Why it is a miss.
-    in_kernel : bool
-        The deadline passed and the kernel may still write to the buffer: it must not be reused
-        before the item's ``on_released`` was called. Only for loads without ``hold``.
-    """
-
-    length: int
-    reason: str = ""
-    in_kernel: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -11,51 +11,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from fx100_lmcache.engine.base import IoBuffer, Job, Status, Transfer
+from fx100_lmcache.engine.base import Job, Status, Transfer
 from fx100_lmcache.ondisk.inode import InodePlace, max_pieces, pack_inode, pack_location
 from fx100_lmcache.space import Extent
 from fx100_lmcache.store.core import Core
 from fx100_lmcache.store.erase import Eraser
+from fx100_lmcache.store.items import PutItem, PutResult
 
 log = logging.getLogger(__name__)
 
 _EVICTED_AHEAD = 64  # entries in one go, so that lookups do not wait for long
-
-
-@dataclass(slots=True)
-class PutItem:
-    """One object to store.
-
-    Attributes
-    ----------
-    meta : bytes
-        A packed :class:`~fx100_lmcache.identity.ChunkMeta`.
-    buffer : IoBuffer
-        Its bytes; they must not change before the result.
-    """
-
-    digest: bytes
-    meta: bytes
-    buffer: IoBuffer
-
-
-@dataclass(frozen=True, slots=True)
-class PutResult:
-    """Fate of one put.
-
-    Attributes
-    ----------
-    stored : bool
-        The object is on the media under this digest.
-    written : int
-        Bytes written: 0 for an object that was there already.
-    reason : str
-        Why it was not stored.
-    """
-
-    stored: bool
-    written: int = 0
-    reason: str = ""
 
 
 @dataclass(slots=True, eq=False)

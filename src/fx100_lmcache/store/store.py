@@ -20,9 +20,11 @@ from fx100_lmcache.recovery import Recovered, recover
 from fx100_lmcache.store.clear import Clearer
 from fx100_lmcache.store.core import Core, Evicted, SpaceReport, StoreOptions
 from fx100_lmcache.store.erase import Eraser
-from fx100_lmcache.store.load import Loader, LoadItem, LoadResult
+from fx100_lmcache.store.items import LoadItem, LoadResult, PutItem, PutResult
+from fx100_lmcache.store.load import Loader
+from fx100_lmcache.store.lookup import describe, lookup, unpin
 from fx100_lmcache.store.ownership import Ownership
-from fx100_lmcache.store.put import PutItem, PutResult, Putter
+from fx100_lmcache.store.put import Putter
 from fx100_lmcache.store.report import problems_of, status_of
 from fx100_lmcache.volume import Volume
 
@@ -192,66 +194,16 @@ class Store:
         -------
         bool array, one element for each digest.
         """
-        core = self._core
-        if not digests:
-            return np.zeros(0, np.bool_)
-        with core.lock:
-            rows = core.catalog.find(digests)
-            hits = rows >= 0
-            found = rows[hits]
-            good = core.catalog.readable(found, core.engine.down_mask())
-            if accept is not None and len(found):
-                good &= self._accepted(found, accept)
-            hits[hits] = good
-            if prefix:
-                hits = np.logical_and.accumulate(hits)
-                found = rows[hits]
-            else:
-                found = found[good]
-            if len(found):
-                core.catalog.touch(found)
-                if pin:
-                    until = core.engine.now() + self.options.pin_ttl_s
-                    core.catalog.pin(found, core.engine.now(), int(until) + 1)
-            core.counts["lookup_hits"] += len(found)
-            core.counts["lookup_misses"] += len(digests) - len(found)
-        return hits
-
-    def _accepted(
-        self, rows: npt.NDArray[np.int64], accept: Callable[[ChunkMeta], bool]
-    ) -> npt.NDArray[np.bool_]:
-        catalog = self._core.catalog
-        numbers = catalog.meta_numbers(rows)
-        good = np.ones(len(rows), np.bool_)
-        for number in np.unique(numbers).tolist():
-            if not accept(self._core.meta(number)):
-                self._core.counts["lookup_layout_mismatches"] += 1
-                good[numbers == number] = False
-        return good
+        pin_s = self.options.pin_ttl_s if pin else 0.0
+        return lookup(self._core, digests, pin_s=pin_s, prefix=prefix, accept=accept)
 
     def describe(self, digests: Sequence[bytes]) -> list[tuple[int, int] | None]:
         """Return ``(length, meta number)`` of each object, None for those that are not there."""
-        core = self._core
-        if not digests:
-            return []
-        with core.lock:
-            rows = core.catalog.find(digests)
-            there = rows[rows >= 0]
-            lengths = core.catalog.lengths(there).tolist()
-            numbers = core.catalog.meta_numbers(there).tolist()
-        told = iter(zip(lengths, numbers, strict=True))
-        return [next(told) if row >= 0 else None for row in rows.tolist()]
+        return describe(self._core, digests)
 
     def unpin(self, digests: Sequence[bytes]) -> int:
         """Give back one pin for each digest; return how many were held."""
-        core = self._core
-        if not digests:
-            return 0
-        with core.lock:
-            rows = core.catalog.find(digests)
-            given = core.catalog.unpin(rows[rows >= 0])
-            core.counts["unpins_of_nothing"] += len(digests) - given
-        return given
+        return unpin(self._core, digests)
 
     def remove(
         self,
