@@ -24,6 +24,7 @@ from fx100_lmcache.access import (
 )
 from fx100_lmcache.config import Config
 from fx100_lmcache.engine.lane_engine import LaneEngine
+from fx100_lmcache.engine.native import native_available
 from fx100_lmcache.engine.slot import EngineOptions
 from fx100_lmcache.errors import FX100Error, MemberOpenError, SectorSizeError, VolumeError
 from fx100_lmcache.geometry import Geometry, plan_geometry
@@ -110,6 +111,11 @@ def mount(
     FX100Error
         A subclass that says which device is wrong, and what to do.
     """
+    if config.io.engine == "native" and not native_available():
+        raise FX100Error(
+            "io.engine is native, but the native engine cannot be used here; `fx100 doctor` says "
+            "why. With io.engine: auto Python threads do its work"
+        )
     volume = open_volume(config, exclusive=shards is None)
     probe = _Probe(config, volume, exclusive=shards is None)
     engine = LaneEngine(volume.members, engine_options(config), probe)

@@ -340,3 +340,12 @@ def test_a_real_volume_round_trips(tmp_path: Path) -> None:
         loaded = [memory_obj(CHUNK_BYTES, dtypes=[torch.bfloat16]) for _ in range(20)]
         assert all(client.load(keys(20), loaded))
         assert [bytes_of(o) for o in loaded] == [payload(n, CHUNK_BYTES) for n in range(20)]
+
+
+def test_an_engine_that_is_insisted_on_and_not_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_config(tmp_path, io={"engine": "native"})
+    monkeypatch.setattr("fx100_lmcache.mount.native_available", lambda: False)
+    with pytest.raises(FX100Error, match=r"io\.engine is native.*fx100 doctor"):
+        FX100L2Adapter({"config": str(path)})

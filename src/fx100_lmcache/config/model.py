@@ -133,7 +133,8 @@ class IoConfig(Section):
         "counted. 8GiB holds one session of 29,800 tokens of a 480B model.",
     )
     engine: Literal["auto", "native", "python"] = Field(
-        default="auto", description="auto takes the native worker where it is available."
+        default="auto",
+        description="auto takes the native one where it can be used; native insists on it.",
     )
     direct: Literal["require", "prefer", "off"] = Field(
         default="prefer",
