@@ -42,11 +42,11 @@ class Part:
 
 PARTS = (
     Part("plan", "plan --published", "plan --published", ("", "-published")),
-    Part("engine", "engine", "engine --objects 24 --runs 3", ("-idle", "-busy")),
+    Part("engine", "engine", "engine --objects 24 --rounds 1 --runs 3", ("-idle", "-busy")),
     Part(
         "engine-1mib",
-        "engine --object-bytes 1048576 --objects 512",
-        "engine --object-bytes 1048576 --objects 64 --runs 3",
+        "engine --object-bytes 1048576 --objects 900",
+        "engine --object-bytes 1048576 --objects 64 --rounds 1 --runs 3",
         ("-idle", "-busy"),
     ),
     Part("disk", "disk", "disk --objects 24 --runs 3"),
@@ -55,6 +55,11 @@ PARTS = (
         "replay-memory",
         "replay --directory /dev/shm --scale 0.06 --concurrency 1,8",
         "replay --directory /dev/shm --scale 0.03 --concurrency 1,4 --mode idle,busy --runs 2",
+    ),
+    Part(
+        "ttft",
+        "ttft --tokens 16384",
+        "ttft --tokens 2048 --concurrency 1,2 --contenders ours",
     ),
     Part("members", "members", "members --concurrency 1,4 --runs 2"),
     Part("mooncake", "mooncake {trace}", "mooncake {trace} --requests 100 --backend ours"),

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class Backend:
         Formats or creates what the first opening needs.
     needs : str
         Module that must be importable.
+    settle_s : float
+        Idle time that it needs between a store and a kill, or it keeps nothing of it.
     """
 
     name: str
@@ -55,7 +57,7 @@ class Backend:
     prepare: Callable[[Path, Sizing], None]
     window: int = 0
     needs: str = ""
-    eviction: dict[str, Any] = field(default_factory=dict)
+    settle_s: float = 0.0
 
     def missing(self) -> str:
         """Say what is not installed; empty if nothing."""
@@ -138,7 +140,9 @@ def _raw_block(io_engine: str, load_workers: int) -> dict[str, Any]:
 
         create_file(home / "device", sizing.capacity_bytes + 2 * RAW_BLOCK_META_BYTES)
 
-    return {"spec": spec, "prepare": prepare, "needs": "lmcache_rust_raw_block_io"}
+    # its index is written once a second, and only when it is idle
+    needed = {"needs": "lmcache_rust_raw_block_io", "settle_s": 4.0}
+    return {"spec": spec, "prepare": prepare, **needed}
 
 
 def _slot_bytes(sizing: Sizing) -> int:

@@ -4,72 +4,62 @@ A contender that evicts keeps to its capacity, and still has the newest session.
 since LMCache's evictor looks once a second and drops a fifth of what is there.
 """
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.progress import track
 
-from benchmarks.backends import BACKENDS, Sizing
-from benchmarks.child import Child, Setup
-from benchmarks.common import drop_caches, publish, scratch
-from benchmarks.mooncake import used_bytes
+from benchmarks import options
+from benchmarks.backends import Sizing
+from benchmarks.bounded import opened, shrunk, used_bytes
+from benchmarks.child import Child
+from benchmarks.common import drop_caches, publish
 from benchmarks.replay import available
-from fx100_lmcache.planning import MODELS
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command(help=__doc__)
 def main(
-    backend: Annotated[list[str] | None, typer.Option(help="Contender; all if left out.")] = None,
-    model: Annotated[str, typer.Option(help="KV shape, of one rank.")] = "qwen3-coder-480b-tp8",
-    shrink: Annotated[int, typer.Option(help="Chunks are smaller by this factor.")] = 8,
+    backend: options.Backends = None,
+    model: options.Model = options.DEFAULT_MODEL,
+    shrink: options.Shrink = 8,
     capacity_chunks: Annotated[int, typer.Option(help="Chunks that fit.")] = 240,
     session_chunks: Annotated[int, typer.Option(help="Chunks of a session.")] = 24,
     times: Annotated[int, typer.Option(help="Capacities stored.")] = 10,
     pace_s: Annotated[float, typer.Option(help="Least time for one capacity.")] = 8.0,
     runs: Annotated[int, typer.Option(help="Loads of the newest session.")] = 5,
-    directory: Annotated[Path, typer.Option(help="On the disk to be measured.")] = Path(".cache"),
-    memory: Annotated[Path, typer.Option(help="A tmpfs for the memory loaded into.")] = Path(
-        "/dev/shm"
-    ),
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write results here.")] = None,
+    directory: options.Directory = options.DISK,
+    memory: options.Memory = options.MEMORY_FAST,
+    json_path: options.JsonPath = None,
 ) -> None:
     """Run the command."""
-    chunk_bytes = -(-MODELS[model].chunk_bytes() // shrink // 4096) * 4096
-    sizing = Sizing(chunk_bytes, capacity_chunks * chunk_bytes)
+    sizing = shrunk(model, shrink, capacity_chunks)
     rows = []
     for name in track(available(backend), description="churn"):
-        with scratch(directory) as home, scratch(memory) as shared:
-            setup = Setup(name, home, sizing, shared / "l1", session_chunks, evict=True)
-            rows.append(_churn(setup, capacity_chunks, times, pace_s, runs))
+        with opened(name, sizing, session_chunks, directory, memory) as (child, home):
+            row = _churn(child, sizing, session_chunks, times, pace_s, runs)
+            row["disk of capacity"] = used_bytes(home) / sizing.capacity_bytes
+            rows.append({"backend": name, **row})
     method = {"model": model, "shrink": shrink, "capacity_bytes": sizing.capacity_bytes}
     method |= {"times": times, "pace_s": pace_s, "runs": runs, "caches_dropped": drop_caches()}
     publish(f"{times} capacities of {sizing.capacity_bytes} bytes stored", rows, method, json_path)
 
 
 def _churn(
-    setup: Setup, capacity_chunks: int, times: int, pace_s: float, runs: int
+    child: Child, sizing: Sizing, session: int, times: int, pace_s: float, runs: int
 ) -> dict[str, Any]:
+    size, capacity_chunks = sizing.chunk_bytes, sizing.capacity_bytes // sizing.chunk_bytes
     count = capacity_chunks * times
-    BACKENDS[setup.backend].prepare(setup.home, setup.sizing)
-    child = Child(setup)
-    session, size = setup.slots, setup.sizing.chunk_bytes
-    try:
-        child.call("store", range(session))
-        fresh = [child.call("load", [range(session)], "idle") for _ in range(runs)]
-        done = child.call("churn", session, count, pace_s / capacity_chunks)
-        newest = range(session + count - session, session + count)
-        child.call("store", newest)
-        aged = [child.call("load", [newest], "idle", True) for _ in range(runs)]
-    finally:
-        child.close()
+    child.call("store", range(session))
+    fresh = [child.call("load", [range(session)], "idle") for _ in range(runs)]
+    done = child.call("churn", session, count, pace_s / capacity_chunks)
+    newest = range(count, session + count)
+    child.call("store", newest)
+    aged = [child.call("load", [newest], "idle", True) for _ in range(runs)]
     return {
-        "backend": setup.backend,
         "taken": done["stored"] / count,
-        "disk of capacity": used_bytes(setup.home) / setup.sizing.capacity_bytes,
-        "claimed of capacity": done["claimed_bytes"] / setup.sizing.capacity_bytes,
+        "claimed of capacity": done["claimed_bytes"] / sizing.capacity_bytes,
         "newest found": aged[-1]["loaded"] / session,
         "wrong": sum(one["wrong"] for one in aged),
         "fresh GB/s": max(one["loaded"] * size / one["wall_s"] for one in fresh) / 1e9,

@@ -17,14 +17,17 @@ import typer
 import yaml
 from rich.progress import track
 
+from benchmarks import options
 from benchmarks.backends import BACKENDS, Sizing
+from benchmarks.bounded import used_bytes
 from benchmarks.child import Child, Setup
 from benchmarks.common import publish, scratch
-from benchmarks.mooncake import used_bytes
-from benchmarks.replay import SETTLE_S, available
+from benchmarks.replay import available
 
 CHUNKS = 24
 CHUNK_BYTES = 1 << 20
+HALF_S = 4.0
+"""Time for each half of the stores that a kill interrupts."""
 DEFAULT = ("ours", "fs_native-4", "fs", "raw_block-posix")
 
 Row = dict[str, Any]
@@ -33,13 +36,11 @@ app = typer.Typer(add_completion=False)
 
 @app.command(help=__doc__)
 def main(
-    backend: Annotated[list[str] | None, typer.Option(help="Contender.")] = None,
+    backend: Annotated[list[str] | None, typer.Option(help="Contender; four if left out.")] = None,
     failure: Annotated[list[str] | None, typer.Option(help="One of the rows; all.")] = None,
-    directory: Annotated[Path, typer.Option(help="Where the files go.")] = Path(".cache"),
-    memory: Annotated[Path, typer.Option(help="A tmpfs for the memory loaded into.")] = Path(
-        "/dev/shm"
-    ),
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write results here.")] = None,
+    directory: options.Directory = options.DISK,
+    memory: options.Memory = options.MEMORY_FAST,
+    json_path: options.JsonPath = None,
 ) -> None:
     """Run the command."""
     names = available(backend or list(DEFAULT))
@@ -52,7 +53,7 @@ def main(
             sizing = Sizing(CHUNK_BYTES, 2 * CHUNKS * CHUNK_BYTES)
             setup = Setup(name, home / "home", sizing, shared / "l1", CHUNKS, evict=True)
             rows.append({"failure": what, "backend": name, **_guarded(FAILURES[what], setup)})
-    method = {"chunks": CHUNKS, "chunk_bytes": CHUNK_BYTES, "settle_s": SETTLE_S}
+    method = {"chunks": CHUNKS, "chunk_bytes": CHUNK_BYTES, "half_s": HALF_S}
     publish(f"{CHUNKS} chunks of {CHUNK_BYTES} bytes", rows, method, json_path)
 
 
@@ -83,7 +84,7 @@ def _store_and_kill(setup: Setup) -> int:
     BACKENDS[setup.backend].prepare(setup.home, setup.sizing)
     child = Child(setup)
     acknowledged: int = child.call("store", range(CHUNKS))
-    time.sleep(SETTLE_S)
+    time.sleep(BACKENDS[setup.backend].settle_s)
     child.kill()
     return acknowledged
 
@@ -128,8 +129,8 @@ def kill_during_store(setup: Setup) -> Row:
     BACKENDS[setup.backend].prepare(setup.home, setup.sizing)
     child = Child(setup)
     child.call("facts")
-    child.send("churn", 0, 2 * CHUNKS, SETTLE_S / CHUNKS)
-    time.sleep(SETTLE_S + 0.01)
+    child.send("churn", 0, 2 * CHUNKS, HALF_S / CHUNKS)
+    time.sleep(HALF_S + 0.01)
     child.kill()
     with _opened(setup) as child:
         first, second = _look(child), _look(child, CHUNKS)
@@ -145,7 +146,7 @@ def restart_and_capacity(setup: Setup) -> Row:
     BACKENDS[setup.backend].prepare(setup.home, setup.sizing)
     first = Child(setup)
     filled = first.call("store", range(int(capacity * 0.8)))
-    time.sleep(SETTLE_S)
+    time.sleep(BACKENDS[setup.backend].settle_s)
     first.kill()
     disk = used_bytes(setup.home)
     with _opened(setup) as child:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import track
 
-from benchmarks import fio
+from benchmarks import fio, options
 from benchmarks.backends import BACKENDS, Sizing
 from benchmarks.child import Child, Setup
 from benchmarks.common import publish, scratch
@@ -37,21 +37,19 @@ app = typer.Typer(add_completion=False)
 def main(
     delay_ms: Annotated[int, typer.Option(help="Latency of a read.")] = 3,
     mbit_per_s: Annotated[int, typer.Option(help="Bandwidth of a member, Mbit/s.")] = 800,
-    model: Annotated[str, typer.Option(help="KV shape, of one rank.")] = "qwen3-coder-480b-tp8",
+    model: options.Model = options.DEFAULT_MODEL,
     session_chunks: Annotated[int, typer.Option(help="Chunks of a session.")] = 3,
     concurrency: Annotated[str, typer.Option(help="Sessions at once.")] = "1,2,4,8,16",
-    runs: Annotated[int, typer.Option(help="Runs of each point.")] = 5,
+    runs: options.Runs = 5,
     directory: Annotated[Path, typer.Option(help="For mount points.")] = Path(".cache"),
-    memory: Annotated[Path, typer.Option(help="A tmpfs for the memory loaded into.")] = Path(
-        "/dev/shm"
-    ),
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write results here.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write PLOT.png and PLOT.svg.")] = None,
+    memory: options.Memory = options.MEMORY_FAST,
+    json_path: options.JsonPath = None,
+    plot: options.Plot = None,
 ) -> None:
     """Run the command."""
     if gap := missing():
         raise typer.BadParameter(gap)
-    counts = [int(part) for part in concurrency.split(",")]
+    counts = options.numbers(concurrency)
     chunk_bytes = MODELS[model].chunk_bytes()
     sessions = returning_sessions(max(counts), session_chunks, 1, 1.0)
     total = sum(map(len, sessions)) * chunk_bytes

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 
-from benchmarks import fio
+from benchmarks import fio, options
 from benchmarks.backends import BACKENDS, Sizing
 from benchmarks.child import Child, Setup
 from benchmarks.common import drop_caches, publish, scratch
@@ -23,8 +23,6 @@ from benchmarks.sessions import full_load_s, percentile, returning_sessions
 from fx100_lmcache.planning import MODELS
 
 MODES = ("idle", "busy", "stores")
-SETTLE_S = 4.0
-"""Time before the kill: raw_block writes its index once a second, and only when it is idle."""
 
 app = typer.Typer(add_completion=False)
 
@@ -41,22 +39,20 @@ class Matrix:
 
 @app.command(help=__doc__)
 def main(
-    backend: Annotated[list[str] | None, typer.Option(help="Contender; all if left out.")] = None,
-    model: Annotated[str, typer.Option(help="KV shape, of one rank.")] = "qwen3-coder-480b-tp8",
+    backend: options.Backends = None,
+    model: options.Model = options.DEFAULT_MODEL,
     tokens: Annotated[int, typer.Option(help="Context of a session.")] = 29_800,
     scale: Annotated[float, typer.Option(help="Share of a session's chunks really used.")] = 0.125,
     concurrency: Annotated[str, typer.Option(help="Sessions at once.")] = "1,4,8,16",
     mode: Annotated[str, typer.Option(help="Of idle, busy, stores.")] = ",".join(MODES),
     runs: Annotated[int, typer.Option(help="Alternating runs of each cell.")] = 5,
-    directory: Annotated[Path, typer.Option(help="On the disk to be measured.")] = Path(".cache"),
-    memory: Annotated[Path, typer.Option(help="A tmpfs for the memory loaded into.")] = Path(
-        "/dev/shm"
-    ),
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write results here.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write PLOT.png and PLOT.svg.")] = None,
+    directory: options.Directory = options.DISK,
+    memory: options.Memory = options.MEMORY_FAST,
+    json_path: options.JsonPath = None,
+    plot: options.Plot = None,
 ) -> None:
     """Run the command."""
-    counts = tuple(int(part) for part in concurrency.split(","))
+    counts = tuple(options.numbers(concurrency))
     matrix = Matrix(available(backend), tuple(mode.split(",")), counts, runs)
     sessions = returning_sessions(max(counts), tokens, 256, scale)
     chunk_bytes = MODELS[model].chunk_bytes()
@@ -117,7 +113,7 @@ def measure(
         for child in children.values():
             child.close()
     method = {"backends": facts, "fio_gb_per_s": ceiling, "fio_depth": reader.depth}
-    method |= {"caches_dropped": drop_caches(), "runs": matrix.runs, "settle_s": SETTLE_S}
+    method |= {"caches_dropped": drop_caches(), "runs": matrix.runs}
     best = statistics.median(ceiling)
     rows = [summary(key, cell, chunk_bytes, best, facts[key[0]]) for key, cell in cells.items()]
     compare_with_idle(rows)
@@ -139,13 +135,13 @@ def restart(setup: Setup, sessions: list[range]) -> tuple[Child, dict[str, Any]]
     child = Child(setup)
     chunks = [chunk for session in sessions for chunk in session]
     acknowledged = child.call("store", chunks)
-    time.sleep(SETTLE_S)
+    time.sleep(BACKENDS[setup.backend].settle_s)
     killed = child.kill()
     drop_caches()
     child = Child(setup)
     facts = child.call("facts")
     facts["kill_to_first_hit_s"] = child.call("first_hit", chunks[0]) - killed
-    facts["acknowledged"] = acknowledged
+    facts |= {"acknowledged": acknowledged, "settle_s": BACKENDS[setup.backend].settle_s}
     checked = child.call("load", sessions, "idle", True)
     facts |= {"found": checked["loaded"], "wrong": checked["wrong"], "stored": len(chunks)}
     flags = child.call("io_flags", sessions[0])

@@ -6,6 +6,8 @@ import multiprocessing
 import resource
 import statistics
 import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +16,7 @@ import typer
 import yaml
 from rich.progress import Progress, track
 
+from benchmarks import options
 from benchmarks.common import Series, publish, scratch, timed
 from benchmarks.plots import lines
 from benchmarks.subjects import Arena, FsNative, OurStore, StoreSubject, Subject
@@ -22,25 +25,31 @@ from benchmarks.volume_image import digest_of, write_image
 KIB = 1024
 LOOKUPS = 10_000
 
-Directory = Annotated[Path, typer.Option(help="Where the files go.")]
-JsonPath = Annotated[Path | None, typer.Option("--json", help="Write results here.")]
-Plot = Annotated[Path | None, typer.Option(help="Write PLOT.png and PLOT.svg.")]
-Runs = Annotated[int, typer.Option(help="Runs of each point.")]
-MEMORY_FAST = Path("/dev/shm")
+ChunkBytes = Annotated[int, typer.Option(help="Size of a chunk.")]
+Count = Annotated[int, typer.Option(help="Chunks in one load, over all processes.")]
 
 app = typer.Typer(add_completion=False, help=__doc__)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is loaded at each point of a sweep, and how often."""
+
+    chunk_bytes: int
+    count: int
+    runs: int
 
 
 @app.command()
 def entries(
     counts: Annotated[str, typer.Option(help="Entries.")] = "1000,10000,100000,1000000",
-    directory: Directory = MEMORY_FAST,
-    json_path: JsonPath = None,
-    plot: Plot = None,
+    directory: options.Directory = options.MEMORY_FAST,
+    json_path: options.JsonPath = None,
+    plot: options.Plot = None,
 ) -> None:
     """Recover volumes of so many entries of eight pieces each, and look 10,000 of them up."""
     rows = []
-    for count in [int(part) for part in counts.split(",")]:
+    for count in options.numbers(counts):
         with scratch(directory) as home:
             with Progress() as progress:
                 task = progress.add_task(f"write {count} inodes", total=count)
@@ -110,14 +119,14 @@ def _resident_bytes() -> int:
 def chunks(
     sizes: Annotated[str, typer.Option(help="Chunk sizes, KiB.")] = "32,128,512,1024,8192,65536",
     total_mib: Annotated[int, typer.Option(help="MiB in one load.")] = 512,
-    runs: Runs = 5,
-    directory: Directory = MEMORY_FAST,
-    json_path: JsonPath = None,
-    plot: Plot = None,
+    runs: options.Runs = 5,
+    directory: options.Directory = options.MEMORY_FAST,
+    json_path: options.JsonPath = None,
+    plot: options.Plot = None,
 ) -> None:
     """Load the same bytes in chunks of 32 KiB to 64 MiB: ours beside `fs_native`."""
     rows = []
-    for size in track([int(part) * KIB for part in sizes.split(",")], description="chunk sizes"):
+    for size in track([part * KIB for part in options.numbers(sizes)], description="chunk sizes"):
         count = max(1, (total_mib << 20) // size)
         with scratch(directory) as home:
             source, target = Arena(count, size), Arena(count, size)
@@ -138,23 +147,40 @@ def chunks(
 @app.command()
 def members(
     counts: Annotated[str, typer.Option(help="Members.")] = "1,2,4,8,16",
-    chunk_bytes: Annotated[int, typer.Option(help="Size of a chunk.")] = 8_126_464,
-    count: Annotated[int, typer.Option(help="Chunks in one load.")] = 64,
-    runs: Runs = 5,
-    directory: Directory = MEMORY_FAST,
-    json_path: JsonPath = None,
+    chunk_bytes: ChunkBytes = 8_126_464,
+    count: Count = 64,
+    runs: options.Runs = 5,
+    directory: options.Directory = options.MEMORY_FAST,
+    json_path: options.JsonPath = None,
 ) -> None:
     """Load the same chunks from 1 to 16 members."""
+    _sweep("members", counts, Load(chunk_bytes, count, runs), directory, json_path, _from_members)
+
+
+def _from_members(home: Path, number: int, load: Load) -> list[dict[str, Any]]:
+    source, target = Arena(load.count, load.chunk_bytes), Arena(load.count, load.chunk_bytes)
+    source.fill()
+    ours = OurStore("ours", home / "ours", source, target, members=number)
+    rows = _compare([ours], source, load.runs)
+    assert target.view == source.view, "loaded bytes differ"
+    return rows
+
+
+def _sweep(
+    what: str,
+    counts: str,
+    load: Load,
+    directory: Path,
+    json_path: Path | None,
+    point: Callable[[Path, int, Load], list[dict[str, Any]]],
+) -> None:
+    """Measure the same load for each number of ``what``, each in a directory of its own."""
     rows = []
-    for number in track([int(part) for part in counts.split(",")], description="members"):
+    for number in track(options.numbers(counts), description=what):
         with scratch(directory) as home:
-            source, target = Arena(count, chunk_bytes), Arena(count, chunk_bytes)
-            source.fill()
-            ours = OurStore("ours", home / "ours", source, target, members=number)
-            rows += [{"members": number, **row} for row in _compare([ours], source, runs)]
-            assert target.view == source.view, "loaded bytes differ"
-    method = {"directory": str(directory), "runs": runs, "chunk_bytes": chunk_bytes}
-    publish(f"load of {count} chunks over members, {directory}", rows, method, json_path)
+            rows += [{what: number, **row} for row in point(home, number, load)]
+    method = {"directory": str(directory), **asdict(load)}
+    publish(f"load of {load.count} chunks over {what}, {directory}", rows, method, json_path)
 
 
 def _compare(subjects: list[Subject], source: Arena, runs: int) -> list[dict[str, Any]]:
@@ -185,37 +211,35 @@ def _compare(subjects: list[Subject], source: Arena, runs: int) -> list[dict[str
 @app.command()
 def processes(
     counts: Annotated[str, typer.Option(help="Processes.")] = "1,2,4,8",
-    chunk_bytes: Annotated[int, typer.Option(help="Size of a chunk.")] = 8_126_464,
-    count: Annotated[int, typer.Option(help="Chunks in one load, over all processes.")] = 64,
-    runs: Runs = 5,
-    directory: Directory = MEMORY_FAST,
-    json_path: JsonPath = None,
+    chunk_bytes: ChunkBytes = 8_126_464,
+    count: Count = 64,
+    runs: options.Runs = 5,
+    directory: options.Directory = options.MEMORY_FAST,
+    json_path: options.JsonPath = None,
 ) -> None:
     """Load from 1 to 8 processes at once, each owning one shard of the same volume."""
-    rows = []
-    for number in track([int(part) for part in counts.split(",")], description="processes"):
-        share = count // number
-        with scratch(directory) as home:
-            config = _sharded_volume(home, number, chunk_bytes, count)
-            context = multiprocessing.get_context("spawn")
-            with context.Manager() as manager, context.Pool(number) as pool:
-                barrier = manager.Barrier(number)
-                jobs = [(config, n, chunk_bytes, share, runs, barrier) for n in range(number)]
-                spans = pool.starmap(_own_shard, jobs, chunksize=1)
-        wall = [
-            max(end for _, end in at) - min(start for start, _ in at)
-            for at in zip(*spans, strict=True)
-        ]
-        speeds = [share * number * chunk_bytes / one / 1e9 for one in wall]
-        rows.append(
-            {
-                "processes": number,
-                "GB/s": statistics.median(speeds),
-                "min..max": f"{min(speeds):.2f}..{max(speeds):.2f}",
-            }
-        )
-    method = {"directory": str(directory), "runs": runs, "chunk_bytes": chunk_bytes}
-    publish(f"load of {count} chunks over processes, {directory}", rows, method, json_path)
+    load = Load(chunk_bytes, count, runs)
+    _sweep("processes", counts, load, directory, json_path, _from_processes)
+
+
+def _from_processes(home: Path, number: int, load: Load) -> list[dict[str, Any]]:
+    share = load.count // number
+    config = _sharded_volume(home, number, load.chunk_bytes, load.count)
+    context = multiprocessing.get_context("spawn")
+    with context.Manager() as manager, context.Pool(number) as pool:
+        barrier = manager.Barrier(number)
+        jobs = [(config, n, load.chunk_bytes, share, load.runs, barrier) for n in range(number)]
+        spans = pool.starmap(_own_shard, jobs, chunksize=1)
+    wall = [
+        max(end for _, end in at) - min(start for start, _ in at) for at in zip(*spans, strict=True)
+    ]
+    speeds = [share * number * load.chunk_bytes / one / 1e9 for one in wall]
+    return [
+        {
+            "GB/s": statistics.median(speeds),
+            "min..max": f"{min(speeds):.2f}..{max(speeds):.2f}",
+        }
+    ]
 
 
 def _sharded_volume(home: Path, shards: int, chunk_bytes: int, count: int) -> Path:

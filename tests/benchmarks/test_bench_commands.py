@@ -42,7 +42,7 @@ def test_plan(tmp_path: Path) -> None:
 def test_engine(tmp_path: Path) -> None:
     rows = run(
         tmp_path,
-        *("engine", "--object-bytes", 65536, "--objects", 4, "--runs", 1),
+        *("engine", "--object-bytes", 65536, "--objects", 4, "--rounds", 2, "--runs", 1),
         *("--directory", tmp_path),
     )
     assert len(rows) == 2 * 4

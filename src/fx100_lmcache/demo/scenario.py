@@ -3,7 +3,7 @@
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,8 @@ from fx100_lmcache.demo.commands import (
     CHUNK_TOKENS,
     CONTEXT_TOKENS,
     CPU_KV_CACHE_GIB,
+    L1_GIB,
+    MAX_SEQUENCES,
     Device,
     Ports,
     lmcache_command,
@@ -26,6 +28,7 @@ from fx100_lmcache.demo.services import POLL_INTERVAL_S, SHARED_MEMORY, Services
 from fx100_lmcache.demo.session import ANSWER_TOKENS, Session, warm_up_prompt
 
 MODEL = "tiny-qwen3"
+LMCACHE_LOG = "lmcache.log"
 STORE_TIMEOUT_S = 120.0
 COUNT_TIMEOUT_S = 10.0
 
@@ -51,6 +54,10 @@ class Options:
         What vLLM runs on.
     adapter_json : str or None
         Another L2 adapter to show instead of ours, for comparison.
+    l1_gib : int
+        Memory of `lmcache server` for chunks, in GiB.
+    max_sequences : int
+        Requests that vLLM serves at once.
     """
 
     directory: Path
@@ -59,6 +66,8 @@ class Options:
     ports: Ports
     device: Device
     adapter_json: str | None
+    l1_gib: int = L1_GIB
+    max_sequences: int = MAX_SEQUENCES
 
 
 def check_shared_memory(device: Device) -> None:
@@ -88,23 +97,24 @@ def run(options: Options, services: Services, step: Step) -> Result:
     adapter, store_name = _prepare_store(options, step)
 
     session = Session(options.session_tokens)
-    _start(options, services, step, adapter, "with the store", warm_up=1)
+    start_servers(options, services, step, [adapter], "with the store", warm_up=1)
     turns = [_turn(options, services, step, session, prompt) for prompt in session.prompts()]
-    stored_chunks = _wait_until_stored(options, services, step)
-    _kill(services, step)
+    expected_chunks = options.session_tokens // CHUNK_TOKENS
+    stored_chunks = wait_until_stored(options, services, step, expected_chunks)
+    kill_servers(services, step)
 
     prompt = session.next_prompt()
-    _start(options, services, step, None, "without a store", warm_up=2)
+    start_servers(options, services, step, [], "without a store", warm_up=2)
     with step(f"next turn, {len(prompt):,} tokens, computed"):
         computed = complete(options.ports.vllm_url, MODEL, prompt, ANSWER_TOKENS)
-    _kill(services, step)
+    kill_servers(services, step)
 
-    _start(options, services, step, adapter, "with the store", warm_up=3)
+    start_servers(options, services, step, [adapter], "with the store", warm_up=3)
     before = server_counts(options.ports.lmcache_url)
     with step(f"next turn, {len(prompt):,} tokens, from the store"):
         served = complete(options.ports.vllm_url, MODEL, prompt, ANSWER_TOKENS)
-    after = _wait_until_counted(options, before.hit_tokens + served.cached_tokens)
-    _kill(services, step)
+    after = wait_until_counted(options, before.hit_tokens + served.cached_tokens)
+    kill_servers(services, step)
 
     return Result(
         device=options.device,
@@ -132,30 +142,40 @@ def _prepare_store(options: Options, step: Step) -> tuple[str, str]:
         return store.adapter_json(config), "fx100"
 
 
-def _start(
+def start_servers(
     options: Options,
     services: Services,
     step: Step,
-    adapter: str | None,
+    adapters: Sequence[str],
     which: str,
     warm_up: int,
 ) -> None:
-    """Start `lmcache server` and vLLM and send a prompt of no interest."""
+    """Start `lmcache server` and vLLM and send a prompt of no interest.
+
+    Parameters
+    ----------
+    adapters : sequence of str
+        JSON of the L2 adapters; the server stores to all of them.
+    which : str
+        Says for the user what this start is.
+    warm_up : int
+        Number of the prompt; another one for each start, so that no store has it.
+    """
     directory, ports = options.directory, options.ports
     environment = server_environment(os.environ, directory, options.sockets, options.device)
     with step(f"starting lmcache server {which}"):
         lmcache = services.start(
             "lmcache server",
-            lmcache_command(ports, adapter),
+            lmcache_command(ports, *adapters, l1_gib=options.l1_gib),
             environment,
             directory,
-            directory / "lmcache.log",
+            directory / LMCACHE_LOG,
         )
         lmcache.wait_ready(f"{ports.lmcache_url}/healthcheck")
     with step(f"starting vLLM on the {options.device.upper()}"):
         vllm = services.start(
             "vLLM",
-            vllm_command(ports, MODEL, options.device),
+            vllm_command(ports, MODEL, options.device, options.max_sequences),
             environment,
             directory,
             directory / "vllm.log",
@@ -176,12 +196,18 @@ def _turn(
     return turn
 
 
-def _wait_until_stored(options: Options, services: Services, step: Step) -> int:
-    """Return how many chunks the store acknowledged, once it holds the whole session.
+def wait_until_stored(
+    options: Options, services: Services, step: Step, expected_chunks: int
+) -> int:
+    """Return how many chunks the store acknowledged, once it holds as many as expected.
 
     Chunks that came out of the store count as well: a given adapter may hold them from before.
+
+    Raises
+    ------
+    RuntimeError
+        When it does not within `STORE_TIMEOUT_S`.
     """
-    expected_chunks = options.session_tokens // CHUNK_TOKENS
     deadline = time.monotonic() + STORE_TIMEOUT_S
     with step(f"waiting until {expected_chunks} chunks are in the store"):
         while True:
@@ -193,12 +219,12 @@ def _wait_until_stored(options: Options, services: Services, step: Step) -> int:
             if time.monotonic() > deadline:
                 raise RuntimeError(
                     f"after {STORE_TIMEOUT_S:.0f} s the store holds {held_chunks} of "
-                    f"{expected_chunks} chunks; see lmcache.log (run again with --keep)"
+                    f"{expected_chunks} chunks; see {options.directory / LMCACHE_LOG}"
                 )
             time.sleep(POLL_INTERVAL_S)
 
 
-def _wait_until_counted(options: Options, hit_tokens: int) -> ServerCounts:
+def wait_until_counted(options: Options, hit_tokens: int) -> ServerCounts:
     """Return the counts of `lmcache server`, which follow the answer with a short delay."""
     deadline = time.monotonic() + COUNT_TIMEOUT_S
     while True:
@@ -208,7 +234,8 @@ def _wait_until_counted(options: Options, hit_tokens: int) -> ServerCounts:
         time.sleep(POLL_INTERVAL_S)
 
 
-def _kill(services: Services, step: Step) -> None:
+def kill_servers(services: Services, step: Step) -> None:
+    """Kill both servers with SIGKILL, and say so."""
     with step("SIGKILL to vLLM and lmcache server"):
         services.kill_all()
 
