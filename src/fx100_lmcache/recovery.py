@@ -20,7 +20,7 @@ import numpy.typing as npt
 from fx100_lmcache.aligned import BufferPool
 from fx100_lmcache.engine.base import IoBuffer
 from fx100_lmcache.geometry import Geometry
-from fx100_lmcache.members.base import Member, read_whole
+from fx100_lmcache.members.base import MEDIA_ERRORS, Member, read_whole
 from fx100_lmcache.ondisk.inode import MAX_BLOCK, InodePlace, TableRows, parse_table
 from fx100_lmcache.overlap import contested_entries, resolve
 
@@ -188,7 +188,11 @@ def _read_slots(
                 read_whole(member, offset + at, slot)
             except OSError as problem:
                 unreadable.append(at // inode_bytes)
-                if len(unreadable) > most or len(unreadable) * inode_bytes == len(view):
+                if (
+                    problem.errno not in MEDIA_ERRORS
+                    or len(unreadable) > most
+                    or len(unreadable) * inode_bytes == len(view)
+                ):
                     raise
                 log.error("%s: inode at byte %d: %s", member.name, offset + at, problem)
                 slot[:] = bytes(len(slot))

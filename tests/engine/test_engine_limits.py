@@ -126,7 +126,7 @@ def test_moving_nothing_is_an_error(make_engine: MakeEngine, moved: int) -> None
     found = read_at(engine, 0, buffer_of(bytes(8192)))
     assert found.statuses == [Status.ERROR]
     assert found.transfers[0].error is not None
-    assert found.transfers[0].error.errno == errno.ENODATA
+    assert found.transfers[0].error.errno == errno.ENODEV
     assert member.name in str(found.transfers[0].error)
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from engine_tools import (
     MakeEngine,
     Outcome,
     buffer_of,
+    eventually,
     file_member,
     needs_native,
     pattern,
@@ -242,3 +244,22 @@ def test_reads_that_hang(scenario: str, stalling_pread: Path, tmp_path: Path) ->
         check=False,
     )
     assert (found.returncode, found.stdout) == (0, "passed\n"), found.stderr
+
+
+def test_completions_are_heard_of_in_their_order(make_engine: MakeEngine, tmp_path: Path) -> None:
+    """What comes after a failure says whether the member works again; not what came before."""
+    engine = make_engine([file_member(tmp_path / "member")], native=True, reader_threads=1)
+    order: list[int] = []
+    jobs = []
+
+    def note(number: int, _: Job) -> None:
+        order.append(number)
+        if number == 0:
+            time.sleep(0.2)  # meanwhile the others end
+
+    for number in range(500):
+        transfer = Transfer(0, number % 64 * 4096, buffer_of(bytes(4096)), 0, 4096)
+        jobs.append(Job(False, [transfer], engine.now() + PATIENCE_S, partial(note, number)))
+    engine.submit(jobs)
+    assert eventually(lambda: len(order) == 500)
+    assert order == sorted(order)

@@ -208,3 +208,18 @@ def test_a_held_read_is_not_tried_again_after_its_deadline() -> None:
     lanes.release()
     assert outcome == [Status.ERROR]
     assert len(member.calls) == 1
+
+
+def test_a_device_that_is_gone_is_no_bad_media() -> None:
+    """It moves nothing, and does so each time; its entries are there when it is back."""
+    store = rig()
+    store.put("a", chunk("a"))
+    for time in range(2):
+        for member in store.members:
+            member.gone = True
+        assert store.get("a") is None
+        for member in store.members:
+            member.gone = False
+        # successes in between: the next failure is a first one again
+        put_all(store, [f"b{time}{number}" for number in range(4)])
+    assert store.get("a") == chunk("a")

@@ -100,7 +100,7 @@ static int move(op_t *op, void *state) {
         if ((size_t)moved != asked) {
             moved -= moved % op->align; /* resume on an aligned boundary */
             if (moved == 0)
-                return ENODATA; /* nothing moved: the device is gone */
+                return ENODEV; /* nothing moved: the device is gone (ENODATA is bad media) */
         }
         done += moved;
         if (!op->write && hashed < op->length) {
@@ -231,8 +231,15 @@ op_t *pool_cancel(pool_t *pool, uint64_t ticket) {
 
 op_t *pool_take_done(pool_t *pool) {
     pthread_mutex_lock(&pool->lock);
-    op_t *done = pool->done;
+    op_t *newest = pool->done;
     pool->done = NULL;
     pthread_mutex_unlock(&pool->lock);
-    return done;
+    op_t *oldest = NULL;
+    while (newest) {
+        op_t *next = newest->next;
+        newest->next = oldest;
+        oldest = newest;
+        newest = next;
+    }
+    return oldest;
 }

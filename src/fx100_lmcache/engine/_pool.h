@@ -80,7 +80,8 @@ void pool_wake(pool_t *pool);
 /* Take an operation back; NULL if it is not in the queue any more. */
 op_t *pool_cancel(pool_t *pool, uint64_t ticket);
 
-/* Take the chain of all that has ended and is to be heard of. */
+/* Take the chain of all that has ended and is to be heard of, oldest first: what came after a
+ * failure says whether the member works again. */
 op_t *pool_take_done(pool_t *pool);
 
 /* Free a chain. */

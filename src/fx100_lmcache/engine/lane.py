@@ -189,7 +189,7 @@ class PythonLane:
                 moved = moved // align * align  # resume on an aligned boundary
                 if moved <= 0:
                     raise OSError(
-                        errno.ENODATA,
+                        errno.ENODEV,
                         f"{self._member.name} moved nothing at {offset + done}; is it gone?",
                     )
             done += moved

@@ -245,7 +245,7 @@ class NativeLane:
         return transfer
 
     def _explain(self, code: int, transfer: Transfer) -> OSError:
-        if code == errno.ENODATA:
+        if code == errno.ENODEV:
             where = f"{self._member.name} moved nothing at {transfer.offset}; is it gone?"
             return OSError(code, where)
         return OSError(code, os.strerror(code))

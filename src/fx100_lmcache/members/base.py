@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 from typing import Protocol
 
+MEDIA_ERRORS = frozenset({errno.EIO, errno.ENODATA, errno.EILSEQ, errno.EREMOTEIO})
+"""What Linux makes of a device's word that it cannot read; EIO may also be a lost path."""
+
 _LARGEST_CALL_BYTES = 1024 * 1024  # larger ones are known to fail on some NVMe/TCP targets
 _SMALLEST_CALL_BYTES = 128 * 1024
 
@@ -81,5 +84,5 @@ def read_whole(member: Member, offset: int, buffer: memoryview) -> None:
             if moved < len(part):
                 moved -= moved % member.logical_block_bytes  # resume on an aligned boundary
         if moved <= 0:
-            raise OSError(errno.ENODATA, f"{member.name} moved nothing at {offset + at}")
+            raise OSError(errno.ENODEV, f"{member.name} moved nothing at {offset + at}")
         at += moved

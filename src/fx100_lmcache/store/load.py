@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from fx100_lmcache.catalog.index import Rows
 from fx100_lmcache.engine.base import Job, ReadBatch, Status, Transfer
+from fx100_lmcache.members.base import MEDIA_ERRORS
 from fx100_lmcache.store.columns import PieceColumns, piece_columns
 from fx100_lmcache.store.core import Core
 from fx100_lmcache.store.erase import Eraser
@@ -247,8 +248,8 @@ class Loader:
                 return self._miss("checksum")
             if Status.ERROR in statuses:
                 # once may be a path that is being lost; twice, while the rest works, is bad media
-                failed = (t for t in job.transfers if t.status is Status.ERROR)
-                alone = not core.engine.down_mask() and all(t.first_failure for t in failed)
+                failed = [t for t in job.transfers if t.status is Status.ERROR]
+                alone = not core.engine.down_mask() and all(map(_bad_media, failed))
                 if alone and row in self._failed_once:
                     log.error("unreadable twice, dropped: %s", _where(job))
                     self._drop(row)
@@ -276,6 +277,12 @@ class Loader:
             finished = request.open_ == 0
         if finished:
             request.on_done([r for r in request.results if r is not None])
+
+
+def _bad_media(failed: Transfer) -> bool:
+    """Whether an error may be the media's: a device that is gone says something else."""
+    error = failed.error
+    return failed.first_failure and error is not None and error.errno in MEDIA_ERRORS
 
 
 def _where(job: Job) -> str:

@@ -89,7 +89,7 @@ class InlineLane:
             if moved < len(part):
                 moved -= moved % self._member.logical_block_bytes
             if moved <= 0:
-                raise OSError(errno.ENODATA, f"{self._member.name} moved nothing")
+                raise OSError(errno.ENODEV, f"{self._member.name} moved nothing")
             at += moved
 
 
