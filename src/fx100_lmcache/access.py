@@ -14,7 +14,7 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -22,11 +22,14 @@ from typing import TypeVar
 from fx100_lmcache.claim import newest_claim, read_claims
 from fx100_lmcache.config import Config
 from fx100_lmcache.config.model import MemberConfig
+from fx100_lmcache.config.nvme import NvmeConfig
 from fx100_lmcache.errors import ClaimError, DuplicateMemberError, FX100Error, MemberOpenError
 from fx100_lmcache.geometry import LABEL_BYTES
 from fx100_lmcache.members.device import DeviceMember, open_member
 from fx100_lmcache.nvmf.errors import NvmeError
 from fx100_lmcache.nvmf.identity import NamespaceIdentity
+from fx100_lmcache.nvmf.plan import GOING_STATES
+from fx100_lmcache.nvmf.reconnect import Reconnector, connect_as_configured
 from fx100_lmcache.nvmf.resolve import identity_of, resolve_all
 from fx100_lmcache.nvmf.snapshot import Namespace, Snapshot
 from fx100_lmcache.nvmf.sysfs import Sysfs
@@ -48,6 +51,21 @@ def locate(members: Sequence[MemberConfig]) -> list[Path | NvmeError]:
 def _resolved(wanted: Sequence[NamespaceIdentity]) -> list[Path | NvmeError]:
     found = _off_loop(resolve_all(wanted, Sysfs()))
     return [Path(each.device) if isinstance(each, Namespace) else each for each in found]
+
+
+def reconnector(nvme: NvmeConfig, count: Callable[[str], None]) -> Reconnector:
+    """Make what connects the configured subsystems again when they are lost."""
+
+    def lost(nqn: str) -> bool:
+        controllers = nvme_snapshot().controllers(nqn)
+        return all(controller.state in GOING_STATES for controller in controllers)
+
+    return Reconnector(
+        nvme,
+        lost=lost,
+        connect=lambda wanted: _off_loop(connect_as_configured(nvme, wanted)),
+        count=count,
+    )
 
 
 def nvme_snapshot() -> Snapshot:

@@ -18,6 +18,7 @@ from fx100_lmcache.access import (
     name_of,
     open_members,
     open_to_format,
+    reconnector,
     refuse_dev,
     silent_devices,
     silent_error,
@@ -173,11 +174,16 @@ class _Probe:
         self._in_use: list[Member] = list(volume.members)
         self._said: dict[int, str] = {}
         self.store: Store | None = None
+        self._reconnector = None
+        if config.nvme is not None and config.nvme.reconnect:
+            self._reconnector = reconnector(config.nvme, self._count)
 
     def __call__(self, index: int, member: Member) -> Member | None:
         """Return the member if its label can be read, else one opened anew, else None."""
         if self._is_ours(index, member):
             return member
+        if self._reconnector is not None:
+            self._reconnector.attempt()
         open_fds = (each.fileno() for each in self._in_use)
         in_use = {name_of(os.fstat(fd)) for fd in open_fds if fd is not None}
         for path in locate(self._config.volume.members):
@@ -195,6 +201,10 @@ class _Probe:
                 self._in_use[index] = opened
                 return opened
         return None
+
+    def _count(self, event: str) -> None:
+        if self.store is not None:
+            self.store.count(event)
 
     def _reopened(self, index: int, path: Path) -> Member | None:
         with contextlib.ExitStack() as undo:

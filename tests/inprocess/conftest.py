@@ -1,32 +1,22 @@
-"""All tests here need LMCache, whose import warns of its own dependencies."""
+"""All tests here need LMCache, and leave nothing open."""
 
-import os
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from with_lmcache import import_quietly, mark_tests_in
 
-os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
+import_quietly(
+    "lmcache.v1.storage_backend.storage_manager",
+    "lmcache.v1.cache_engine",
+    "fx100_lmcache.lmcache.plugin",
+)
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    pytest.importorskip("lmcache", reason="needs the lmcache package")
-    import lmcache.v1.storage_backend.storage_manager  # noqa: F401
-    from lmcache.v1.cache_engine import LMCacheEngine  # noqa: F401
-
-    from fx100_lmcache.lmcache import inprocess_registry, plugin  # noqa: F401
-
-HERE = Path(__file__).parent
+from fx100_lmcache.lmcache import inprocess_registry  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker("lmcache")
-            # LMCache's logger does this whenever a module of it is loaded
-            ignore = "ignore:.LoggingHandler. in .opentelemetry-sdk.:DeprecationWarning"
-            item.add_marker(pytest.mark.filterwarnings(ignore))
+    mark_tests_in(Path(__file__).parent, items)
 
 
 @pytest.fixture(autouse=True)

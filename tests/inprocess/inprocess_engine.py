@@ -1,10 +1,13 @@
 """LMCache's own engine over the plugin, with a "GPU" that is a tensor in host memory."""
 
 import asyncio
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,6 +28,7 @@ from lmcache.v1.gpu_connector.gpu_connectors import (
     GPUConnectorInterface,
     VLLMPagedMemLayerwiseGPUConnector,
 )
+from lmcache.v1.metadata import LMCacheMetadata
 
 HIDDEN = HEADS * HEAD_SIZE
 MAX_TOKENS = 160 * CHUNK_TOKENS
@@ -70,7 +74,7 @@ class TokenHashes:
                     end,
                     CacheEngineKey(
                         told.model_name,
-                        told.world_size,
+                        1 if told.use_mla else told.world_size,
                         told.worker_id,
                         int.from_bytes(chain, "big"),
                         told.kv_dtype,
@@ -82,11 +86,12 @@ class TokenHashes:
 class ToyGpu(GPUConnectorInterface):
     """Copies between LMCache's objects and `kv`: layers, tokens, K and V, hidden."""
 
-    def __init__(self) -> None:
-        self.kv = torch.zeros(LAYERS, MAX_TOKENS, 2, HIDDEN, dtype=torch.bfloat16)
+    def __init__(self, layers: int = LAYERS, halves: int = 2) -> None:
+        self.kv = torch.zeros(layers, MAX_TOKENS, halves, HIDDEN, dtype=torch.bfloat16)
 
     def get_shape(self, num_tokens: int) -> torch.Size:
-        return torch.Size([2, LAYERS, num_tokens, HIDDEN])
+        layers, _, halves, hidden = self.kv.shape
+        return torch.Size([halves, layers, num_tokens, hidden])
 
     def from_gpu(self, memory_obj: Any, start: int, end: int, **kwargs: Any) -> None:
         memory_obj.tensor.copy_(self.kv[:, start:end].permute(2, 0, 1, 3))
@@ -131,14 +136,89 @@ class ToyLayerGpu(VLLMPagedMemLayerwiseGPUConnector):
         yield
 
 
-class Served:
-    """A vLLM worker with LMCache's engine, as its connector drives it."""
+class Vllm:
+    """What the plugin sees of vLLM in a worker: the pass it is in, and the blocks not to use.
 
-    def __init__(self, path: Path, **fields: Any) -> None:
-        told = metadata()
+    A token is in the slot of its number.
+    """
+
+    BLOCK_TOKENS = CHUNK_TOKENS // 2
+
+    def __init__(self) -> None:
+        self._lmcache_engine = SimpleNamespace(
+            _invalid_block_ids=set(), _block_size=self.BLOCK_TOKENS
+        )
+        self._connector_metadata: Any = None
+
+    def install(self, monkeypatch: Any) -> None:
+        """Be the connector of this process."""
+        state = SimpleNamespace(
+            has_kv_transfer_group=lambda: True, get_kv_transfer_group=lambda: self
+        )
+        monkeypatch.setitem(sys.modules, "vllm.distributed.kv_transfer.kv_transfer_state", state)
+
+    @contextmanager
+    def step(self, promised: int = 0, *, has_already: int = 0) -> Iterator[None]:
+        """Begin a pass with one request that loads, and end it."""
+        load = SimpleNamespace(
+            vllm_cached_tokens=has_already, lmcache_cached_tokens=promised, can_load=promised > 0
+        )
+        request = SimpleNamespace(load_spec=load, slot_mapping=torch.arange(promised))
+        self._connector_metadata = SimpleNamespace(requests=[request])
+        try:
+            yield
+        finally:
+            self._connector_metadata = None
+
+    def take_invalid_tokens(self) -> list[int]:
+        """Return the tokens whose KV vLLM will not use, as it asks after each pass."""
+        blocks = sorted(self._lmcache_engine._invalid_block_ids)
+        self._lmcache_engine._invalid_block_ids.clear()
+        size = self.BLOCK_TOKENS
+        return [n for block in blocks for n in range(block * size, (block + 1) * size)]
+
+
+class Broadcast:
+    """What the first rank sends to the others; here they ask for it afterwards."""
+
+    def __init__(self) -> None:
+        self._sent: deque[Any] = deque()
+
+    def send(self, what: Any, source: int) -> Any:
+        self._sent.append(what.clone() if isinstance(what, torch.Tensor) else what)
+        return what
+
+    def receive(self, into: torch.Tensor | None, source: int) -> Any:
+        what = self._sent.popleft()
+        return what if into is None else into.copy_(what)
+
+
+class Served:
+    """A vLLM worker with LMCache's engine, as its connector drives it.
+
+    Parameters
+    ----------
+    first_layer : int
+        Of the model, on this rank.
+    exchange : callable
+        How a tensor or an object gets from the first rank to the others.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        meta: LMCacheMetadata | None = None,
+        first_layer: int = 0,
+        exchange: Callable[[Any, int], Any] = lambda what, source: what,
+        **fields: Any,
+    ) -> None:
+        told = meta or metadata()
+        layers, halves = told.kv_shape[:2]
+        self._layers, self._halves = slice(first_layer, first_layer + layers), slice(halves)
         self.config = engine_config(path, **fields)
         self.layerwise = self.config.use_layerwise
-        self.gpu = ToyLayerGpu() if self.layerwise else ToyGpu()
+        self.gpu = ToyLayerGpu() if self.layerwise else ToyGpu(layers, halves)
         self.tokens = TokenHashes(told)
         self.responses = Responses()
         self.engine = LMCacheEngine(
@@ -146,8 +226,8 @@ class Served:
             told,
             self.tokens,
             self.gpu,
-            lambda tensor, source: None,
-            lambda obj, source: obj,
+            exchange,
+            exchange,
         )
         self.engine.post_init(async_lookup_server=self.responses)
         self.manager = self.engine.storage_manager
@@ -157,8 +237,11 @@ class Served:
     def plugin(self) -> Any:
         return self.manager.storage_backends["fx100"]
 
+    def chunk_keys(self, tokens: list[int]) -> list[CacheEngineKey]:
+        return [key for _, _, key in self.tokens.process_tokens(tokens)]
+
     def compute(self, tokens: Sequence[int]) -> None:
-        self.gpu.kv[:, : len(tokens)] = kv_of(tokens)
+        self.gpu.kv[:, : len(tokens)] = self._kv_of(tokens)
 
     def store(self, tokens: list[int]) -> None:
         """Compute a prompt and save it."""
@@ -210,17 +293,17 @@ class Served:
     def _retrieve_layers(self, wanted: list[int]) -> int:
         loader = self.engine.retrieve_layer(wanted, sync=True)
         last = None
-        try:
-            for _ in range(LAYERS + 2):
-                last = next(loader)
-        except UnboundLocalError:  # LMCache's own, when all that was promised is gone (B57)
-            return 0
+        for _ in range(LAYERS + 2):
+            last = next(loader)
         assert last is not None
         return int(last.sum())
 
     def right(self, tokens: Sequence[int]) -> bool:
         """Whether the KV of these tokens is in the "GPU"."""
-        return torch.equal(self.gpu.kv[:, : len(tokens)], kv_of(tokens))
+        return torch.equal(self.gpu.kv[:, : len(tokens)], self._kv_of(tokens))
+
+    def _kv_of(self, tokens: Sequence[int]) -> torch.Tensor:
+        return kv_of(tokens)[self._layers, :, self._halves]
 
 
 @contextmanager
@@ -228,11 +311,14 @@ def served(path: Path, **fields: Any) -> Iterator[Served]:
     """Start a worker, and end it in an orderly way."""
     worker = Served(path, **fields)
     manager = worker.manager
-    pool = manager.local_cpu_backend.memory_allocator
     try:
         yield worker
     finally:
-        worker.engine.close()
-        manager.thread.join(WAIT_S)
-        manager.loop.close()
-        pool.close()
+        if manager is None:  # a rank that neither stores nor looks up
+            worker.engine.close()
+        else:
+            pool = manager.local_cpu_backend.memory_allocator
+            worker.engine.close()
+            manager.thread.join(WAIT_S)
+            manager.loop.close()
+            pool.close()

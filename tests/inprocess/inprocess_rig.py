@@ -26,6 +26,7 @@ from fx100_lmcache.engine.slot import EngineOptions
 from fx100_lmcache.lmcache import inprocess_registry
 from fx100_lmcache.lmcache.plugin import FX100StoragePlugin
 from fx100_lmcache.mount import Mounted, format_members, plan_format, store_options
+from fx100_lmcache.ondisk.inode import unpack_location
 from fx100_lmcache.store import Store
 from fx100_lmcache.testing.harness import small_geometry
 from fx100_lmcache.testing.memory import MemoryMember
@@ -113,6 +114,15 @@ class WildMember(MemoryMember):
 
 def wild_members(count: int, size_bytes: int) -> list[WildMember]:
     return [WildMember(size_bytes, index=n, seed=n) for n in range(count)]
+
+
+def flip_bit(plugin: FX100StoragePlugin, members: Sequence[MemoryMember], one: Any) -> None:
+    """Damage the object of a key where it lies."""
+    core = plugin._store._core
+    row = core.catalog.find_one(plugin._keys.digest(one))
+    location, _ = core.catalog.entry(row).pieces[0]
+    member, block, _ = unpack_location(location)
+    members[member].media[core.geometry.block_offset(member, block)] ^= 1
 
 
 def probe(_: int, member: Any) -> Any:

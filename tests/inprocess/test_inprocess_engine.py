@@ -8,6 +8,7 @@ from inprocess_rig import (
     CHUNK_BYTES,
     CHUNK_TOKENS,
     counts,
+    flip_bit,
     mount_on,
     pins,
     pool_bytes,
@@ -54,19 +55,7 @@ def test_after_a_read_failure_in_chunk_57_only_the_rest_is_computed(tmp_path, mo
         settle(worker.plugin)
         worker.store(SESSION)
         settle(worker.plugin)
-        [bad] = [
-            chunk
-            for start, _, chunk in worker.tokens.process_tokens(SESSION)
-            if start == 56 * CHUNK_TOKENS
-        ]
-        store = worker.plugin._store
-        row = store._core.catalog.find_one(worker.plugin._keys.digest(bad))
-        from fx100_lmcache.ondisk.inode import unpack_location
-
-        location, _ = store._core.catalog.entry(row).pieces[0]
-        member, block, _ = unpack_location(location)
-        members[member].media[store._core.geometry.block_offset(member, block)] ^= 1
-
+        flip_bit(worker.plugin, members, worker.chunk_keys(SESSION)[56])
         request, promised = worker.lookup(SESSION)
         # asynchronous loading knows before it promises, synchronous loading only after
         assert promised == {"sync": 117, "async": 56}[mode] * CHUNK_TOKENS

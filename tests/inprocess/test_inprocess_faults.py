@@ -30,6 +30,7 @@ from inprocess_rig import (
 )
 from lmcache.v1.memory_management import MemoryFormat
 
+from fx100_lmcache.lmcache.inprocess_step import LayerLoadError
 from fx100_lmcache.testing.memory import Fault
 
 SHORT = {"load": "300ms", "store": "300ms", "close": "500ms"}
@@ -88,7 +89,8 @@ def test_b46_one_layer_is_not_served_in_part(tmp_path):
         put(plugin, layer, **kind)
     two = 2 * CHUNK_BYTES / LAYERS / 2**30
     with plugin_on(path, use_layerwise=True, max_local_cpu_size=two) as plugin:
-        assert asyncio.run(plugin.batched_get_non_blocking("fake_lookup_id", layer)) == []
+        with pytest.raises(LayerLoadError):
+            asyncio.run(plugin.batched_get_non_blocking("fake_lookup_id", layer))
         assert pool_bytes(plugin.local_cpu_backend) == 0
 
 

@@ -34,6 +34,7 @@ from inprocess_rig import (
 from lmcache.v1.memory_management import BytesBufferMemoryObj, MemoryFormat
 
 from fx100_lmcache.lmcache.inprocess_puts import SecondTouch
+from fx100_lmcache.lmcache.inprocess_step import LayerLoadError
 
 
 @pytest.fixture
@@ -92,7 +93,8 @@ def test_a_layer_is_all_or_nothing(config):
         assert [obj.metadata.fmt for obj in found] == [MemoryFormat.KV_T2D] * 3
         free(found)
         plugin.remove(layers[1])
-        assert asyncio.run(plugin.batched_get_non_blocking("fake_lookup_id", layers)) == []
+        with pytest.raises(LayerLoadError):
+            asyncio.run(plugin.batched_get_non_blocking("fake_lookup_id", layers))
         assert counts(plugin)["layer_load_failures"] == 1
         assert pool_bytes(plugin.local_cpu_backend) == 0
 

@@ -4,11 +4,13 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import types
 from pathlib import Path
 
 import pytest
 import torch
+from inprocess_engine import Vllm
 from inprocess_rig import (
     CHUNK_TOKENS,
     HEAD_SIZE,
@@ -29,8 +31,10 @@ from inprocess_rig import (
     put,
     rewrite_config,
     settle,
+    wait_until,
     write_config,
 )
+from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 
 from fx100_lmcache.config import IdentityConfig
 from fx100_lmcache.errors import ClaimError, FX100Error, VolumeError
@@ -167,7 +171,7 @@ def test_b18_a_fresh_interpreter_names_a_key_alike():
     ("fields", "words"),
     [
         ({"enable_async_loading": True, "local_cpu": True}, "local_cpu: false"),
-        ({"use_layerwise": True}, "use_layerwise: false"),
+        ({"use_layerwise": True}, "a failed read stops the engine. Set use_layerwise: false"),
         ({"use_layerwise": True, "local_cpu": True}, "partly on NVMe"),
         ({"retrieve_locations": ["LocalCPUBackend"]}, "Add 'fx100'"),
         ({"store_location": "LocalCPUBackend"}, "never asked"),
@@ -202,7 +206,9 @@ def vllm_stand_in(monkeypatch, **changes):
 
 def test_vllm_is_asked_for_what_lmcache_does_not_say(monkeypatch):
     vllm_stand_in(monkeypatch)
-    assert guard.ask_vllm("id_dp3") == Host(1000, "fp8_e5m2", "recompute", 3)
+    assert guard.ask_vllm("id_dp3") == Host(1000, "fp8_e5m2", "recompute", 3, False)
+    Vllm().install(monkeypatch)
+    assert guard.ask_vllm("id") == Host(1000, "fp8_e5m2", "recompute", 0, True)
     monkeypatch.delitem(sys.modules, "vllm.config")
     assert guard.ask_vllm("id") == Host()
 
@@ -233,14 +239,7 @@ def test_too_small_staging_is_warned_of_and_refused_layer_by_layer(tmp_path, mon
         pass
     assert "max_local_cpu_size holds 4096 tokens" in caplog.text
     assert "Set max_local_cpu_size: 1.91 or more" in caplog.text
-    assert "wrong" in refused(path, use_layerwise=True)
-
-
-def test_another_lmcache_is_warned_of():
-    config = engine_config(None)
-    [line] = guard.warnings_for(config, Host(), ["fx100"], "0.6.0")
-    assert "0.6.0" in line
-    assert guard.warnings_for(config, Host(), ["fx100"], guard.SUPPORTED_LMCACHE) == []
+    assert "Set max_local_cpu_size: 1.91 or more" in refused(path, use_layerwise=True)
 
 
 # ----- loading by LMCache
@@ -308,6 +307,40 @@ def test_a_plugin_that_was_never_closed_does_not_stop_the_next_one(tmp_path):
         first.close()
         assert not registry._open
         first.local_cpu_backend.memory_allocator.close()
+
+
+def test_plugins_that_were_overwritten_without_close_leave_nothing_open(tmp_path):
+    """LMCache's API constructs anew over what is there; only the last one is closed."""
+    path = write_config(tmp_path)
+    files, threads, pools = descriptors(), set(threading.enumerate()), []
+    with manager_on(path) as manager:
+        for _ in range(3):
+            pools.append(manager.local_cpu_backend.memory_allocator)
+            manager.create_backends()
+        put(manager.storage_backends["fx100"], keys(3))
+        assert [len(opened.users) for opened in registry._open.values()] == [1]
+    assert not registry._open
+    for pool in pools:
+        pool.close()
+    mine = [t for t in threading.enumerate() if "fx100" in t.name and t not in threads]
+    wait_until(lambda: not any(thread.is_alive() for thread in mine))
+    assert descriptors() == files
+    with plugin_on(path) as plugin:
+        assert plugin.batched_contains(keys(3)) == 3
+
+
+def test_a_plugin_that_was_dropped_is_followed_by_one_that_closes(tmp_path):
+    path = write_config(tmp_path)
+    config, told = engine_config(path), metadata()
+    backend = LocalCPUBackend(config, told, "cpu")
+    given = {"config": config, "metadata": told, "local_cpu_backend": backend}
+    FX100StoragePlugin(**given)  # nobody keeps it
+    [opened] = registry._open.values()
+    assert len(opened.users) == 0
+    with plugin_on(path) as plugin:
+        assert plugin._opened is opened
+    assert not registry._open
+    backend.memory_allocator.close()
 
 
 def test_recreating_ours_goes_on_with_the_same_data(tmp_path):

@@ -1,29 +1,28 @@
-"""All tests here need LMCache, whose import warns of its own dependencies."""
+"""All tests here need LMCache, and leave no thread behind."""
 
-import warnings
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    pytest.importorskip("lmcache", reason="needs the lmcache package")
-    import lmcache.v1.distributed.eviction_policy
-    import lmcache.v1.distributed.l2_adapters
-    import lmcache.v1.memory_allocators.mixed_memory_allocator  # noqa: F401
-    from l2_tools import Client
-
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "inprocess"))
+
+from with_lmcache import import_quietly, mark_tests_in  # noqa: E402
+
+import_quietly(
+    "lmcache.v1.distributed.eviction_policy",
+    "lmcache.v1.distributed.l2_adapters",
+    "lmcache.v1.memory_allocators.mixed_memory_allocator",
+    "l2_tools",
+)
+
+from l2_tools import Client  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker("lmcache")
-            # LMCache's logger does this whenever a module of it is loaded
-            ignore = "ignore:.LoggingHandler. in .opentelemetry-sdk.:DeprecationWarning"
-            item.add_marker(pytest.mark.filterwarnings(ignore))
+    mark_tests_in(HERE, items)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """The rules of LMCache's L2 interface, one by one."""
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from lmcache.v1.distributed.l2_adapters.plugin_l2_adapter import PluginL2Adapter
 
 from fx100_lmcache.errors import ClaimError, FX100Error
 from fx100_lmcache.lmcache.l2_adapter import FX100L2Adapter
+from fx100_lmcache.lmcache.versions import Supported
 from fx100_lmcache.testing.harness import Rig
 
 SIZE = 8192
@@ -349,3 +351,16 @@ def test_an_engine_that_is_insisted_on_and_not_there_is_refused(
     monkeypatch.setattr("fx100_lmcache.mount.native_available", lambda: False)
     with pytest.raises(FX100Error, match=r"io\.engine is native.*fx100 doctor"):
         FX100L2Adapter({"config": str(path)})
+
+
+def test_an_untested_lmcache_is_named_with_what_to_do(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "fx100_lmcache")
+    adapter_on(Rig.fresh(2, 512 * 1024))
+    assert "pip install" not in caplog.text
+    old = Supported("LMCache", ("lmcache",), "0.3", "0.3.9")
+    monkeypatch.setattr("fx100_lmcache.lmcache.l2_adapter.LMCACHE", old)
+    adapter_on(Rig.fresh(2, 512 * 1024))
+    assert "outside the supported range 0.3.*" in caplog.text
+    assert "pip install 'lmcache==0.3.9'" in caplog.text

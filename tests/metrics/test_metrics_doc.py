@@ -44,9 +44,12 @@ def counted() -> set[str]:
     patterns = {
         r'counts\["(\w+)"\]': "",
         r'counts\.add\(\s*"(\w+)"': "",
+        r'self\._count\("(\w+)"\)': "",
         r'self\._miss\("(\w+)"\)': "load_miss_",
+        r'reasons\.append\("(\w+)"\)': "load_miss_",
     }
-    for path in [*(SOURCE / "store").glob("*.py"), *(SOURCE / "lmcache").glob("*.py")]:
+    folders = (SOURCE / "store", SOURCE / "lmcache", SOURCE / "nvmf")
+    for path in (path for folder in folders for path in folder.glob("*.py")):
         text = path.read_text()
         for pattern, prefix in patterns.items():
             found |= {prefix + name for name in re.findall(pattern, text)}

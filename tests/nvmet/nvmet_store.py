@@ -53,7 +53,12 @@ class Array:
         self.ports.append(ports)
 
     def configure(
-        self, *, timers: dict[str, str] | None = None, members: int | None = None, **sections: Any
+        self,
+        *,
+        timers: dict[str, str] | None = None,
+        members: int | None = None,
+        reconnect: bool = False,
+        **sections: Any,
     ) -> Path:
         """Write the YAML: all subsystems, and the first `members` of them as the volume."""
         chosen = self.subsystems[: members or len(self.subsystems)]
@@ -72,6 +77,7 @@ class Array:
             for subsystem, ports in zip(self.subsystems, self.ports, strict=True)
         ]
         nvme = {"host_nqn": self.host.nqn, "host_id": self.host.id, "subsystems": listed}
+        nvme["reconnect"] = reconnect
         deadlines = {"load": "3s", "store": "5s", "probe_interval": "200ms", "close": "5s"}
         document = {
             "volume": volume,

@@ -157,12 +157,31 @@ def test_controller_dropped_after_its_loss_time_out_comes_back_after_a_connect(a
         run.told()
         run.port.give_back()
         time.sleep(1)
-        assert state_of(run.mounted, HIT) != "up"  # nothing connects behind the operator's back
+        assert state_of(run.mounted, HIT) != "up"  # `nvme.reconnect` is off
         array.connect()
         back_s = run.wait_back()
 
         assert run.mounted.engine.member(HIT) is not before
         run.end("port away, ctrl_loss", away_s, back_s)
+
+
+def test_controller_dropped_after_its_loss_time_out_is_connected_again_by_itself(array):
+    timers = {"ctrl_loss_timeout": "3s", "fast_io_fail": "3s"}
+    with running(array, timers=timers, reconnect=True) as run:
+        before = run.mounted.engine.member(HIT)
+        run.port.take_away()
+        away_s = run.wait_away()
+        failures = lambda: run.mounted.store.counts().get("nvme_reconnect_failures", 0)  # noqa: E731
+        wait_until("the node vanishes", lambda: not controllers(run))
+        wait_until("a connect fails", lambda: failures() >= 1)
+        run.others_go_on()
+        run.told()
+        run.port.give_back()
+        back_s = run.wait_back()
+
+        assert run.mounted.engine.member(HIT) is not before
+        assert run.mounted.store.counts()["nvme_reconnects"] == 1
+        run.end("port away, ctrl_loss, reconnected", away_s, back_s)
 
 
 def controllers(run: Running) -> list[str]:

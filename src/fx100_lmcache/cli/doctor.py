@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from fx100_lmcache.claim import holder_text, same_host
 from fx100_lmcache.cli.console import (
@@ -26,6 +25,7 @@ from fx100_lmcache.cli.console import (
     print_json,
 )
 from fx100_lmcache.cli.inspect import Report, inspect
+from fx100_lmcache.cli.nvme_views import show_finding
 from fx100_lmcache.config import Config, load
 from fx100_lmcache.doctor.documents import Document, DocumentError, read_document
 from fx100_lmcache.doctor.engine import check_engine
@@ -42,13 +42,6 @@ from fx100_lmcache.nvmf.check import Finding, Severity, check, worst
 from fx100_lmcache.nvmf.sysfs import Sysfs
 
 GIB = 1 << 30
-
-_COLOURS = {
-    Severity.OK: "green",
-    Severity.NOTE: "cyan",
-    Severity.WARNING: "yellow",
-    Severity.PROBLEM: "bold red",
-}
 
 
 class Mode(StrEnum):
@@ -204,13 +197,7 @@ def _with_path(finding: Finding, config: Path) -> Finding:
 def _show(findings: Sequence[Finding], works: bool) -> None:
     console = human()
     for each in findings:
-        console.print(
-            f"[{_COLOURS[each.severity]}]{each.severity}:[/] {escape(each.subject)}: "
-            f"{escape(each.what)}"
-        )
-        for name, text in (("why", each.why), ("do", each.do)):
-            if text:
-                console.print(f"  {name}: {text}", markup=False)
+        show_finding(each)
     if not works:
         console.print("[bold red]this would not work[/]")
     elif any(each.severity is Severity.NOTE for each in findings):

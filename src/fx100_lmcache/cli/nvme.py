@@ -115,7 +115,7 @@ def disconnect_command(
     """Disconnect the configured subsystems; all their namespaces go, also those of others.
 
     Refused while a process of this host uses the volume, or `--force`: then its lookups miss
-    until the subsystems are connected again.
+    until the subsystems are connected again, which it does itself where `nvme.reconnect` is on.
     """
     section = _nvme_section(load(config))
     if not force and not dry_run:

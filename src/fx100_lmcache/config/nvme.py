@@ -184,6 +184,12 @@ class NvmeConfig(Section):
     host_id: Annotated[str, AfterValidator(_host_id)] | None = Field(
         default=None, description="UUID of this host; default: the one in /etc/nvme/hostid."
     )
+    reconnect: bool = Field(
+        default=True,
+        description="Whether a process with members there connects a subsystem again that the "
+        "kernel has given up, as `fx100 nvme connect` would; needs root. Without it an operator "
+        "must, after `ctrl_loss_timeout`.",
+    )
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

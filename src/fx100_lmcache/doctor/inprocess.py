@@ -12,7 +12,6 @@ from fx100_lmcache.doctor.findings import note, ok, problem, warning
 from fx100_lmcache.errors import FX100Error
 from fx100_lmcache.lmcache.inprocess_guard import (
     STABLE_HASH,
-    SUPPORTED_LMCACHE,
     Host,
     check_hash,
     check_setup,
@@ -50,7 +49,7 @@ def check_inprocess(
     yield from _check_policy(document)
     yield from _check_refused(engine, file)
     host = Host()  # its policy is judged above, with its own words
-    for text in warnings_for(engine, host, _our_names(engine), SUPPORTED_LMCACHE):
+    for text in warnings_for(engine, host, _our_names(engine)):
         yield warning("in-process: settings", *_parted(text))
 
 

@@ -72,7 +72,7 @@ def _pool(engine: EngineSettings, rank_bytes: int) -> Finding:
         return ok(subject, f"{_gib(pool_bytes)} hold a session of {_gib(rank_bytes)} per rank")
     why = "longer sessions are loaded in part, and the rest is computed again"
     if engine.use_layerwise:
-        why = "with use_layerwise LMCache gives wrong output then, so the plugin refuses to start"
+        why = "with use_layerwise nothing of it could be used, so the plugin refuses to start"
     return problem(
         subject,
         f"max_local_cpu_size {engine.max_local_cpu_size:g} is {_gib(pool_bytes)} per rank, a "

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fx100_lmcache.errors import FX100Error
+from fx100_lmcache.lmcache.inprocess_step import find_connector
 
 CRYPTOGRAPHIC_HASHES = frozenset({"sha256", "sha256_cbor", "sha256_cbor_64bit"})
 """Hashes that vLLM 0.32 starts from a fixed seed; for all others PYTHONHASHSEED decides."""
 
 STABLE_HASH = "pre_caching_hash_algorithm: sha256_cbor"
-
-SUPPORTED_LMCACHE = "0.5.6"
 
 
 class UnsupportedSetupError(FX100Error):
@@ -42,12 +41,15 @@ class Host:
         What vLLM does when a promised load fails.
     data_parallel_rank : int
         Replica of this engine; 0 without data parallelism.
+    hears_of_layers : bool
+        Whether it can be told of a layer that was not loaded.
     """
 
     max_model_tokens: int | None = None
     cache_dtype: str | None = None
     load_failure_policy: str | None = None
     data_parallel_rank: int = 0
+    hears_of_layers: bool = True
 
 
 def ask_vllm(engine_id: str | None) -> Host:
@@ -57,14 +59,16 @@ def ask_vllm(engine_id: str | None) -> Host:
     rank = int(replica[1]) if replica else 0
     module = sys.modules.get("vllm.config")  # loaded, if vLLM is what runs here
     current = getattr(module, "get_current_vllm_config_or_none", lambda: None)()
+    hears_of_layers = find_connector() is not None
     if current is None:
-        return Host(data_parallel_rank=rank)
+        return Host(data_parallel_rank=rank, hears_of_layers=hears_of_layers)
     transfer = current.kv_transfer_config
     return Host(
         current.model_config.max_model_len,
         str(current.cache_config.cache_dtype),
         None if transfer is None else transfer.kv_load_failure_policy,
         rank,
+        hears_of_layers,
     )
 
 
@@ -148,15 +152,13 @@ def saves_only_first_rank(config: Any, metadata: Any) -> bool:
     return bool(wanted and metadata.use_mla)
 
 
-def warnings_for(config: Any, host: Host, plugin_names: list[str], lmcache: str) -> list[str]:
+def warnings_for(config: Any, host: Host, plugin_names: list[str]) -> list[str]:
     """List what is wrong with a set-up that is served all the same.
 
     Parameters
     ----------
     plugin_names : list of str
         Names under which `storage_plugins` loads us.
-    lmcache : str
-        Its version.
     """
     found = []
     if host.load_failure_policy not in (None, "recompute"):
@@ -169,16 +171,16 @@ def warnings_for(config: Any, host: Host, plugin_names: list[str], lmcache: str)
             "enable_async_loading with local_cpu: LMCache frees memory that it still uses, and "
             "the engine dies at the third request of a prefix. Set local_cpu: false"
         )
-    if config.use_layerwise:
+    if config.use_layerwise and not host.hears_of_layers:
         found.append(
-            "use_layerwise: LMCache does not look whether the load of a layer worked, so a "
-            "failed read gives wrong output. Set use_layerwise: false where that matters"
+            "use_layerwise: LMCache does not look whether the load of a layer worked, and there "
+            "is no vLLM here to tell, so a failed read stops the engine. Set use_layerwise: false"
         )
-        if config.local_cpu:
-            found.append(
-                "use_layerwise with local_cpu: LMCache stops the engine when a prefix lies partly "
-                "in memory and partly on NVMe. Set local_cpu: false"
-            )
+    if config.use_layerwise and config.local_cpu:
+        found.append(
+            "use_layerwise with local_cpu: LMCache stops the engine when a prefix lies partly "
+            "in memory and partly on NVMe. Set local_cpu: false"
+        )
     for setting in ("retrieve_locations", "store_location"):
         chosen = getattr(config, setting, None)
         listed = [chosen] if isinstance(chosen, str) else chosen
@@ -191,8 +193,6 @@ def warnings_for(config: Any, host: Host, plugin_names: list[str], lmcache: str)
             "audit_backend_enabled: LMCache's wrapper looks chunks up one by one and cannot "
             "clear. Set audit_backend_enabled: false"
         )
-    if lmcache != SUPPORTED_LMCACHE:
-        found.append(f"LMCache {lmcache} is not what this was tested with ({SUPPORTED_LMCACHE})")
     return found
 
 
@@ -211,20 +211,21 @@ def check_staging(
     Raises
     ------
     UnsupportedSetupError
-        If LMCache would go on with wrong KV when the pool is full, which it does layer by layer.
+        If nothing of a session that does not fit could be used, as it is layer by layer.
     """
     tokens = staging_bytes // chunk_bytes * chunk_tokens
     wanted = host.max_model_tokens
     if wanted is None or tokens >= wanted:
         return []
     needed_gib = -(-wanted // chunk_tokens) * chunk_bytes / 2**30
-    text = (
-        f"max_local_cpu_size holds {tokens} tokens of this rank, a context may have {wanted}: "
-        f"longer sessions are loaded in part and the rest is computed. Set "
-        f"max_local_cpu_size: {needed_gib:.2f} or more"
-    )
     if config.use_layerwise:
         raise UnsupportedSetupError(
-            f"{text}. With use_layerwise that would not be computed but wrong"
+            f"max_local_cpu_size holds {tokens} tokens of this rank, a context may have {wanted}: "
+            "with use_layerwise nothing of a session that does not fit can be used. Set "
+            f"max_local_cpu_size: {needed_gib:.2f} or more"
         )
-    return [text]
+    return [
+        f"max_local_cpu_size holds {tokens} tokens of this rank, a context may have {wanted}: "
+        "longer sessions are loaded in part and the rest is computed. Set "
+        f"max_local_cpu_size: {needed_gib:.2f} or more"
+    ]

@@ -2,19 +2,22 @@
 
 LMCache's API can construct a plugin again without closing the first one. A second opener of a
 shard would be refused, so the second plugin attaches to the store that is open; the last one to
-close closes it.
+close closes it. A plugin that was dropped without being closed does not count: it is only not
+the one that closes.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fx100_lmcache.config import Config
 from fx100_lmcache.lmcache.counts import Counts
+from fx100_lmcache.lmcache.inprocess_layers import Promises
 from fx100_lmcache.lmcache.inprocess_loads import Loads
 from fx100_lmcache.lmcache.inprocess_puts import PutQueue, SecondTouch
 from fx100_lmcache.metrics import MetricsPublisher, publish
@@ -39,8 +42,10 @@ class OpenStore:
     ----------
     limit_bytes : int
         Host memory that queued puts may hold.
-    users : int
+    users : WeakSet
         Plugins attached.
+    promises : Promises
+        What lookups of layerwise mode have promised.
     metrics : MetricsPublisher or None
         Of this store, once its labels are known.
     """
@@ -48,7 +53,8 @@ class OpenStore:
     mounted: Mounted
     limit_bytes: int
     counts: Counts = field(default_factory=Counts)
-    users: int = 0
+    users: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    promises: Promises = field(default_factory=Promises)
     metrics: MetricsPublisher | None = None
     puts: PutQueue = field(init=False)
     loads: Loads = field(init=False)
@@ -96,11 +102,13 @@ _lock = threading.Lock()
 _open: dict[Key, OpenStore] = {}
 
 
-def attach(path: Path, shard: int, config: Config, limit_bytes: int) -> OpenStore:
+def attach(user: Any, path: Path, shard: int, config: Config, limit_bytes: int) -> OpenStore:
     """Return the store of a configuration file and shard, opening it if need be.
 
     Parameters
     ----------
+    user : object
+        The plugin that attaches.
     config : Config
         What the file says now.
     limit_bytes : int
@@ -119,14 +127,14 @@ def attach(path: Path, shard: int, config: Config, limit_bytes: int) -> OpenStor
             _open[key] = opened
         elif opened.mounted.config != config:
             log.warning("%s was changed; that takes effect after a restart", path)
-        opened.users += 1
+        opened.users.add(user)
         return opened
 
 
-def detach(opened: OpenStore) -> None:
+def detach(user: Any, opened: OpenStore) -> None:
     """Let go of a store; the last one closes it."""
     with _lock:
-        opened.users -= 1
+        opened.users.discard(user)
         if opened.users:
             return
         for key in [key for key, value in _open.items() if value is opened]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from fx100_lmcache.lmcache.inprocess_guard import (
     warnings_for,
 )
 from fx100_lmcache.lmcache.inprocess_keys import Surroundings
+from fx100_lmcache.lmcache.versions import version_warnings
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,8 @@ def prepare(config: Any, metadata: Any, local_cpu_backend: Any, plugin: str) -> 
     staging_bytes = int(config.max_local_cpu_size * GIB)
     chunk_bytes = _chunk_bytes(metadata)
     for text in [
-        *warnings_for(config, host, _names(config, plugin), importlib.metadata.version("lmcache")),
+        *version_warnings(),
+        *warnings_for(config, host, _names(config, plugin)),
         *check_staging(
             config,
             host,

@@ -47,6 +47,7 @@ from fx100_lmcache.lmcache.tasks import (
     load_items,
     sized_objects,
 )
+from fx100_lmcache.lmcache.versions import LMCACHE, version_warnings
 from fx100_lmcache.metrics import publish
 from fx100_lmcache.mount import Mounted, mount
 from fx100_lmcache.store import LoadResult, PutItem, PutResult
@@ -88,6 +89,8 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         mounted: Mounted | None = None,
         terminate: Callable[[], None] = terminate_process,
     ) -> None:
+        for warning in version_warnings([LMCACHE]):
+            log.warning(warning)
         self._mounted = mounted or mount(settings.load(_config_path(adapter_params)))
         try:
             self._build(l1_memory_desc, terminate)

@@ -24,16 +24,18 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from lmcache.logging import init_logger
-from lmcache.utils import CacheEngineKey
+from lmcache.utils import CacheEngineKey, LayerCacheEngineKey
 from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
 from fx100_lmcache.lmcache.inprocess_guard import saves_only_first_rank
 from fx100_lmcache.lmcache.inprocess_keys import NO_DIGEST, KeyNamer, difference
+from fx100_lmcache.lmcache.inprocess_layers import LayeredChunks
 from fx100_lmcache.lmcache.inprocess_loads import release
 from fx100_lmcache.lmcache.inprocess_puts import Offer, Told
 from fx100_lmcache.lmcache.inprocess_registry import attach, detach
 from fx100_lmcache.lmcache.inprocess_setup import prepare
+from fx100_lmcache.lmcache.inprocess_step import LayerLoadError, Step
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +70,8 @@ def _never_raises(fallback: T) -> Callable[[Method[P, T]], Method[P, T]]:
 class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
     """A store on NVMe-oF namespaces as a backend of LMCache. Thread-safe.
 
-    Only the constructor raises; LMCache logs that and goes on without the backend.
+    Only the constructor raises; LMCache logs that and goes on without the backend. The exception
+    is a layer that is missing and cannot be told: see :meth:`batched_get_non_blocking`.
 
     Parameters
     ----------
@@ -100,11 +103,12 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
             init_logger("fx100_lmcache")  # our lines appear where LMCache's do
         self._setup = setup = prepare(config, metadata, local_cpu_backend, type(self).__name__)
         # puts may hold half of the pool, so that loads always find memory
-        self._opened = attach(setup.path, setup.shard, setup.config, setup.staging_bytes // 2)
+        puts_bytes = setup.staging_bytes // 2
+        self._opened = attach(self, setup.path, setup.shard, setup.config, puts_bytes)
         try:
             self._build()
         except BaseException:
-            detach(self._opened)
+            detach(self, self._opened)
             raise
 
     def _build(self) -> None:
@@ -113,6 +117,10 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         self._puts = self._opened.puts
         self._loads = self._opened.loads
         self._keys = KeyNamer(setup.config.identity, setup.surroundings, self._opened.counts)
+        self._layers = LayeredChunks(
+            self._store, self._keys, self._opened.promises, metadata.kv_shape[0]
+        )
+        self._step = Step(metadata.chunk_size)
         self._lookups: dict[str, bool] = {}
         self._closed = False
         self._close_lock = threading.Lock()
@@ -153,12 +161,22 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
 
     @_never_raises(fallback=False)
     def contains(self, key: CacheEngineKey, pin: bool = False) -> bool:
-        """Whether a chunk could be loaded now, from memory alone."""
+        """Whether a chunk could be loaded now, from memory alone.
+
+        The first layer stands for its chunk, and what was promised stays so until it is unpinned.
+        """
+        if self._layers.means_chunk(key):
+            return self._layers.contains(key, pin)
         return bool(self._store.lookup([self._keys.digest(key)], pin=pin)[0])
 
     @_never_raises(fallback=0)
     def batched_contains(self, keys: list[CacheEngineKey], pin: bool = False) -> int:
-        """Return how many keys from the first on are there; pin those."""
+        """Return how many keys from the first on are there; pin those.
+
+        Of the layers of a chunk, all or none.
+        """
+        if self._layers.is_chunk(keys):
+            return self._layers.promise(keys, pin)
         return self._prefix(keys, pin)
 
     async def batched_async_contains(
@@ -191,7 +209,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
     @_never_raises(fallback=False)
     def unpin(self, key: CacheEngineKey) -> bool:
         """Give one pin back; False if there was none."""
-        return bool(self._store.unpin([self._keys.digest(key)]))
+        return self._layers.unpin(key)
 
     def touch_cache(self) -> None:
         """Do nothing: a lookup marks what it finds as used, the prefix most recently."""
@@ -211,11 +229,16 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
     ) -> None:
         """Take chunks over to be stored; returns at once, and drops what is too much.
 
+        Nothing is taken that was computed in a pass for which a load failed: it may be wrong.
+
         Parameters
         ----------
         on_complete_callback : callable or None
             Given each key that can be read back, from a thread of ours.
         """
+        if self._step.spoilt:
+            self._opened.counts.add("put_after_failed_load", len(keys))
+            return
         digests = self._keys.digests(keys)
         offers = []
         for key, digest, obj in zip(keys, digests, objs, strict=False):
@@ -243,13 +266,16 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
 
         Chunks that no host memory is left for count as failed.
         """
+        found: list[MemoryObj | None] = [None] * len(keys)
         try:
             if not self._closed:
-                return self._loads.get(self._keys.digests(keys), self.local_cpu_backend)
+                found = self._loads.get(self._keys.digests(keys), self.local_cpu_backend)
         except Exception:
             self._opened.counts.add("call_errors")
             log.exception("batched_get_blocking failed")
-        return [None] * len(keys)
+        if None in found:
+            self._step.spoil()
+        return found
 
     def get_non_blocking(
         self, key: CacheEngineKey, location: str | None = None
@@ -263,31 +289,50 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         """Load chunks up to the first that fails; of one layer, all or nothing.
 
         The pins of an asynchronous lookup with this id end here.
+
+        Raises
+        ------
+        LayerLoadError
+            If a layer fails and vLLM cannot be told. That ends the engine: LMCache would go on
+            with KV that is wrong.
         """
+        of_layer = bool(keys) and isinstance(keys[0], LayerCacheEngineKey)
+        if of_layer and self._step.spoilt:  # vLLM was told that nothing of it will be used
+            return []
+        found = await self._found(lookup_id, keys)
+        good = [obj for obj in takewhile(lambda obj: obj is not None, found) if obj is not None]
+        if of_layer and len(good) < len(keys):
+            release(found)
+            self._layer_failed()
+            return []
+        release(found[len(good) :])
+        return good
+
+    async def _found(self, lookup_id: str, keys: list[CacheEngineKey]) -> list[MemoryObj | None]:
         try:
             if self._closed or not keys:
-                return []
+                return [None] * len(keys)
             digests = self._keys.digests(keys)
             try:
-                found = await self._loads.get_async(digests, self.local_cpu_backend)
+                return await self._loads.get_async(digests, self.local_cpu_backend)
             finally:
                 if self._lookups.pop(lookup_id, False):
                     self._store.unpin(digests)
         except Exception:
             self._opened.counts.add("call_errors")
             log.exception("batched_get_non_blocking failed")
-            return []
-        return self._usable(found)
+            return [None] * len(keys)
 
-    def _usable(self, found: list[MemoryObj | None]) -> list[MemoryObj]:
-        good = list(takewhile(lambda obj: obj is not None, found))
-        if self.config.use_layerwise and len(good) < len(found):
-            # LMCache cannot take that back: it has promised the tokens to vLLM already
-            self._opened.counts.add("layer_load_failures")
-            log.error("a layer could not be loaded; LMCache goes on, and that output is wrong")
-            good = []
-        release(found[len(good) :])
-        return [obj for obj in good if obj is not None]
+    def _layer_failed(self) -> None:
+        """Have vLLM not use what it loads in this pass: LMCache does not look."""
+        self._opened.counts.add("layer_load_failures")
+        try:
+            blocks = self._step.invalidate()
+        except LayerLoadError:
+            log.exception("a layer could not be loaded; the engine must stop here")
+            raise
+        self._step.spoil()
+        log.error("a layer could not be loaded; vLLM was told not to use %d KV blocks", blocks)
 
     @_never_raises(fallback=False)
     def remove(self, key: CacheEngineKey, force: bool = True) -> bool:
@@ -321,6 +366,6 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
                 return
             self._closed = True
         try:
-            detach(self._opened)
+            detach(self, self._opened)
         except Exception:
             log.exception("close failed")

@@ -329,6 +329,11 @@ class Store:
         with self._core.lock:
             return {**self._core.counts, "bounced_transfers": bounced}
 
+    def count(self, event: str) -> None:
+        """Count an event of whoever opened the store among the store's own."""
+        with self._core.lock:
+            self._core.counts[event] += 1
+
     @property
     def healthy(self) -> bool:
         """Whether puts and loads can work: claims held, every member up, puts not all failing."""
