@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,7 +53,9 @@ def _resolved(wanted: Sequence[NamespaceIdentity]) -> list[Path | NvmeError]:
     return [Path(each.device) if isinstance(each, Namespace) else each for each in found]
 
 
-def reconnector(nvme: NvmeConfig, count: Callable[[str], None]) -> Reconnector:
+def reconnector(
+    nvme: NvmeConfig, count: Callable[[str], None], stopped: Callable[[], bool]
+) -> Reconnector:
     """Make what connects the configured subsystems again when they are lost."""
 
     def lost(nqn: str) -> bool:
@@ -65,6 +67,7 @@ def reconnector(nvme: NvmeConfig, count: Callable[[str], None]) -> Reconnector:
         lost=lost,
         connect=lambda wanted: _off_loop(connect_as_configured(nvme, wanted)),
         count=count,
+        stopped=stopped,
     )
 
 
@@ -74,9 +77,18 @@ def nvme_snapshot() -> Snapshot:
 
 
 def _off_loop(coroutine: Coroutine[object, object, T]) -> T:
-    # on a thread of its own: the caller may be inside an event loop
-    with ThreadPoolExecutor(1, "fx100-sysfs") as pool:
-        return pool.submit(asyncio.run, coroutine).result()
+    # on a thread of its own: the caller may be inside an event loop; and not one of a pool, for
+    # which a process that ends would wait
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(asyncio.run(coroutine))
+        except BaseException as problem:  # noqa: BLE001 - handed to the caller
+            future.set_exception(problem)
+
+    threading.Thread(target=run, name="fx100-sysfs", daemon=True).start()
+    return future.result()
 
 
 def member_paths(config: Config) -> list[Path]:

@@ -176,7 +176,7 @@ class _Probe:
         self.store: Store | None = None
         self._reconnector = None
         if config.nvme is not None and config.nvme.reconnect:
-            self._reconnector = reconnector(config.nvme, self._count)
+            self._reconnector = reconnector(config.nvme, self._count, self._closing)
 
     def __call__(self, index: int, member: Member) -> Member | None:
         """Return the member if its label can be read, else one opened anew, else None."""
@@ -201,6 +201,9 @@ class _Probe:
                 self._in_use[index] = opened
                 return opened
         return None
+
+    def _closing(self) -> bool:
+        return self.store is not None and self.store.closing
 
     def _count(self, event: str) -> None:
         if self.store is not None:

@@ -172,20 +172,6 @@ def test_version(text, version):
     assert parse.parse_version(text) == version
 
 
-@pytest.mark.parametrize(
-    ("text", "device"),
-    [
-        ('{\n  "device":"nvme0"\n}\n', "nvme0"),
-        ("connecting to device: nvme12\n", "nvme12"),
-        ("device: nvme3\n", "nvme3"),
-        ("", None),
-        ('{"error":"already connected"}', None),
-    ],
-)
-def test_connected_device(text, device):
-    assert parse.parse_connected(text) == device
-
-
 def test_error_text_of_json():
     assert parse.error_text(recorded("3.0/connect-again.json")).startswith("already connected to")
     assert parse.error_text("no json") is None

@@ -2,6 +2,8 @@
 
 import itertools
 import logging
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -22,6 +24,7 @@ class World:
         self.now_s = 1000.0
         self.lost = {NQN}
         self.target = False
+        self.stopped = False
         self.calls: list[tuple[float, str]] = []
         self.counts: list[str] = []
         nvme = NvmeConfig(
@@ -31,7 +34,12 @@ class World:
             )
         )
         self.reconnector = Reconnector(
-            nvme, self.lost.__contains__, self.connect, self.counts.append, lambda: self.now_s
+            nvme,
+            self.lost.__contains__,
+            self.connect,
+            self.counts.append,
+            lambda: self.stopped,
+            lambda: self.now_s,
         )
 
     def connect(self, wanted: NvmeSubsystem) -> ConnectReport:
@@ -116,3 +124,35 @@ def test_sysfs_that_cannot_be_read_is_no_exception(caplog: pytest.LogCaptureFixt
     world.reconnector._lost = broken
     world.reconnector.attempt()
     assert "no sysfs" in caplog.text
+
+
+def test_nothing_is_connected_while_the_store_closes() -> None:
+    world = World()
+    world.stopped = True
+    world.run(60)
+    assert world.calls == []
+
+
+def test_an_attempt_that_takes_too_long_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fx100_lmcache")
+    world = World()
+
+    def endless(_: NvmeSubsystem) -> ConnectReport:
+        raise TimeoutError
+
+    world.reconnector._connect = endless
+    world.reconnector.attempt()
+    assert world.counts == ["nvme_reconnect_failures"]
+    assert "not done within 30 s" in caplog.text
+
+
+def test_a_process_that_ends_does_not_wait_for_a_connect() -> None:
+    """In a process of its own, whose connect takes far longer than we wait."""
+    script = (
+        "import asyncio, threading, time\n"
+        "from fx100_lmcache import access\n"
+        "wait = lambda: access._off_loop(asyncio.sleep(600))\n"
+        "threading.Thread(target=wait, daemon=True).start()\n"
+        "time.sleep(0.2)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -227,15 +227,6 @@ def parse_discovery(text: str, version: str) -> list[DiscoveryRecord]:
         raise UnknownOutputError(command, version, what, text) from error
 
 
-def parse_connected(text: str) -> str | None:
-    """Return the controller's name that ``nvme connect`` printed, if it printed one.
-
-    Versions differ in form and some print nothing; sysfs is what decides whether it worked.
-    """
-    found = re.search(r"\"device\"\s*:\s*\"(nvme\d+)\"|device: (nvme\d+)", text)
-    return (found[1] or found[2]) if found else None
-
-
 def error_text(text: str) -> str | None:
     """Return what a failed command of 2.11+ says under the JSON key ``error``."""
     for value in _json_values(text):

@@ -7,6 +7,7 @@ away until an operator types ``fx100 nvme connect``. This does what that command
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -23,8 +24,10 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
-TIMEOUT_S = 15.0
-"""Of one nvme-cli command: a connect to a silent address gives up after 3 to 10 s."""
+COMMAND_S = 15.0
+"""For one nvme-cli command: a connect to a silent address gives up after 3 to 10 s."""
+ATTEMPT_S = 30.0
+"""For one subsystem with all its paths."""
 
 Connect = Callable[[NvmeSubsystem], ConnectReport]
 
@@ -49,6 +52,8 @@ class Reconnector:
         Connects one subsystem, or raises NvmeError.
     count : callable
         Told ``nvme_reconnects`` or ``nvme_reconnect_failures``.
+    stopped : callable
+        Whether nothing is to be connected any more.
     """
 
     def __init__(
@@ -57,12 +62,14 @@ class Reconnector:
         lost: Callable[[str], bool],
         connect: Connect,
         count: Callable[[str], None],
+        stopped: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._subsystems = nvme.subsystems
         self._lost = lost
         self._connect = connect
         self._count = count
+        self._stopped = stopped
         self._clock = clock
         self._attempts = {each.subsystem_nqn: _Attempts() for each in nvme.subsystems}
         self._busy = threading.Lock()
@@ -74,6 +81,8 @@ class Reconnector:
         try:
             for wanted in self._subsystems:
                 attempts = self._attempts[wanted.subsystem_nqn]
+                if self._stopped():
+                    return
                 if self._clock() >= attempts.next_at and self._lost(wanted.subsystem_nqn):
                     self._try(wanted, attempts)
         except OSError as problem:  # sysfs; the next look may do better
@@ -84,15 +93,14 @@ class Reconnector:
     def _try(self, wanted: NvmeSubsystem, attempts: _Attempts) -> None:
         try:
             report = self._connect(wanted)
-        except NvmeError as problem:
+        except (NvmeError, TimeoutError) as problem:
             self._count("nvme_reconnect_failures")
             attempts.next_at = self._clock() + attempts.pause_s
             attempts.pause_s = min(2 * attempts.pause_s, LONGEST_PAUSE_S)
-            if attempts.said != str(problem):  # not again with every attempt
-                attempts.said = str(problem)
-                log.warning(
-                    "%s is lost and cannot be reconnected: %s", wanted.subsystem_nqn, problem
-                )
+            said = str(problem) or f"not done within {ATTEMPT_S:g} s"
+            if attempts.said != said:  # not again with every attempt
+                attempts.said = said
+                log.warning("%s is lost and not reconnected: %s", wanted.subsystem_nqn, said)
             return
         self._count("nvme_reconnects")
         self._attempts[wanted.subsystem_nqn] = _Attempts(self._clock() + FIRST_PAUSE_S)
@@ -106,6 +114,9 @@ async def connect_as_configured(nvme: NvmeConfig, wanted: NvmeSubsystem) -> Conn
     ------
     NvmeError
         If no path can be connected, or this process may not.
+    TimeoutError
+        After :data:`ATTEMPT_S`.
     """
     host = await host_identity(nvme.host_nqn, nvme.host_id)
-    return await connect_subsystem(wanted, host, NvmeCli(timeout_s=TIMEOUT_S), Sysfs())
+    async with asyncio.timeout(ATTEMPT_S):
+        return await connect_subsystem(wanted, host, NvmeCli(timeout_s=COMMAND_S), Sysfs())

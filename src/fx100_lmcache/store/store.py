@@ -329,6 +329,11 @@ class Store:
         with self._core.lock:
             return {**self._core.counts, "bounced_transfers": bounced}
 
+    @property
+    def closing(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._core.closing
+
     def count(self, event: str) -> None:
         """Count an event of whoever opened the store among the store's own."""
         with self._core.lock:
