@@ -50,7 +50,7 @@ PARTS = (
         ("-idle", "-busy"),
     ),
     Part("disk", "disk", "disk --objects 24 --runs 3"),
-    Part("replay", "replay", "replay --scale 0.03 --concurrency 1,4 --runs 2"),
+    Part("replay", "replay --scale 0.06", "replay --scale 0.03 --concurrency 1,4 --runs 2"),
     Part(
         "replay-memory",
         "replay --directory /dev/shm --scale 0.06 --concurrency 1,8",
