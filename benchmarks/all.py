@@ -126,7 +126,8 @@ def markdown(result: dict[str, Any]) -> str:
     lines = [f"**{result['title']}**", "", _line(columns), _line(["---"] * len(columns))]
     lines += [_line([cell(row.get(column, "")) for column in columns]) for row in rows]
     facts = ", ".join(f"{name} {value}" for name, value in result["machine"].items())
-    return "\n".join([*lines, "", f"<sub>{facts}</sub>"])
+    text = "\n".join([*lines, "", f"<sub>{facts}</sub>"])
+    return text.replace(f"{README.parents[1]}/", "")  # where the project lies is nobody's concern
 
 
 def _line(cells: list[str]) -> str:

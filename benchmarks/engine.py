@@ -31,7 +31,7 @@ IDLE, BUSY = "idle", "one Python thread spinning"
 def main(
     object_bytes: Annotated[int, typer.Option(help="Size of one object.")] = 8_126_464,
     objects: Annotated[int, typer.Option(help="Objects in one load.")] = 117,
-    rounds: Annotated[int, typer.Option(help="Rounds on new files; 4 let each be first.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Rounds on new files; each fourth starts anew.")] = 8,
     runs: Annotated[int, typer.Option(help="Runs of each contender in a round.")] = 5,
     directory: Annotated[Path, typer.Option(help="Where the files go; memory-fast.")] = Path(
         "/dev/shm"
