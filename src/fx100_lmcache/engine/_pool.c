@@ -1,3 +1,4 @@
+#define _GNU_SOURCE /* RUSAGE_THREAD */
 #include "_pool.h"
 
 #include <errno.h>
@@ -5,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 hasher_t pool_hasher;
@@ -113,15 +115,47 @@ static int move(op_t *op, void *state) {
     return 0;
 }
 
+enum { FEW_THREADS = 2, QUICK = 8, MOST_QUICK = 32, SLEPT = 2 };
+
+static long sleeps(void) {
+    struct rusage usage;
+    return getrusage(RUSAGE_THREAD, &usage) ? 0 : usage.ru_nvcsw;
+}
+
+/* Note whether an operation has slept; rare sleeps (a lock, a page fault) do not count. */
+static void count_wait(pool_t *pool, int slept) {
+    if (!slept && pool->quick < MOST_QUICK)
+        pool->quick++;
+    else if (slept)
+        pool->quick = pool->quick > SLEPT ? pool->quick - SLEPT : 0;
+}
+
+/* How many more threads would be of use; negative when there are too many. */
+static int wanted(pool_t *pool) {
+    int at_work = pool->threads - pool->idle;
+    return (pool->quick < QUICK ? pool->threads : FEW_THREADS) - at_work;
+}
+
+static void signal_threads(pool_t *pool) {
+    int more = wanted(pool) < pool->idle ? wanted(pool) : pool->idle;
+    /* no more threads than there is work for: the others would only meet at the lock */
+    for (op_t *op = pool->head; op && more > 0; more--, op = op->next) {
+        pool->idle--;
+        pool->calls++;
+        pthread_cond_signal(&pool->ready);
+    }
+}
+
 static void *worker(void *argument) {
     pool_t *pool = argument;
     void *state = pool_hasher.create();
     pthread_mutex_lock(&pool->lock);
     for (;;) {
-        while (!pool->head && !pool->closing) {
+        while ((!pool->head || wanted(pool) < 0) && !pool->closing) {
             pool->idle++;
-            pthread_cond_wait(&pool->ready, &pool->lock);
-            pool->idle--;
+            while (!pool->calls && !pool->closing)
+                pthread_cond_wait(&pool->ready, &pool->lock);
+            pool->calls--;
         }
         if (pool->closing)
             break;
@@ -131,12 +165,17 @@ static void *worker(void *argument) {
             pool->tail = &pool->head;
         pthread_mutex_unlock(&pool->lock);
 
+        long before = sleeps();
         op->error = state ? move(op, state) : ENOMEM;
+        int slept = sleeps() != before;
         int told = end_op(op);
         if (!told)
             free_op(op);
 
         pthread_mutex_lock(&pool->lock);
+        count_wait(pool, slept);
+        if (slept)
+            signal_threads(pool);
         if (!told)
             continue;
         int was_empty = pool->done == NULL;
@@ -146,6 +185,7 @@ static void *worker(void *argument) {
         if (was_empty && !pool->closing)
             eventfd_write(pool->event_fd, 1);
     }
+    pool->threads--;
     pthread_mutex_unlock(&pool->lock);
     if (state)
         pool_hasher.destroy(state);
@@ -178,6 +218,7 @@ pool_t *pool_open(int threads, int event_fd) {
         pthread_t thread;
         pthread_mutex_lock(&pool->lock);
         pool->users++;
+        pool->threads++;
         pthread_mutex_unlock(&pool->lock);
         failure = pthread_create(&thread, NULL, worker, pool);
         if (failure)
@@ -205,10 +246,7 @@ void pool_enqueue(pool_t *pool, op_t *first, op_t **last) {
 
 void pool_wake(pool_t *pool) {
     pthread_mutex_lock(&pool->lock);
-    op_t *op = pool->head;
-    /* no more threads than there is work for: the others would only meet at the lock */
-    for (int i = 0; op && i < pool->idle; i++, op = op->next)
-        pthread_cond_signal(&pool->ready);
+    signal_threads(pool);
     pthread_mutex_unlock(&pool->lock);
 }
 
