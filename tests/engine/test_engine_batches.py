@@ -33,6 +33,10 @@ PIECE = 64 * KIB
 Setup = Callable[..., LaneEngine]
 
 
+def two_members(folder: Path) -> list[Member]:
+    return [file_member(folder / f"member{n}") for n in range(2)]
+
+
 class Written:
     """Objects of two pieces each, on two members, and what they must read as."""
 
@@ -138,7 +142,7 @@ def test_a_truncated_member_fails_only_what_was_there(
     make_engine: MakeEngine, tmp_path: Path
 ) -> None:
     """B39: what the buffers held before is never taken for data."""
-    members: list[Member] = [file_member(tmp_path / f"member{n}") for n in range(2)]
+    members = two_members(tmp_path)
     engine = make_engine(members, native=True)
     written = Written(engine)
     os.truncate(tmp_path / "member1", 8 * PIECE)
@@ -155,7 +159,7 @@ def test_a_truncated_member_fails_only_what_was_there(
 def test_objects_on_a_member_that_is_down_are_refused(
     make_engine: MakeEngine, tmp_path: Path
 ) -> None:
-    members: list[Member] = [file_member(tmp_path / f"member{n}") for n in range(2)]
+    members = two_members(tmp_path)
     engine = make_engine(members, native=True)
     written = Written(engine)
     written.pieces = [
@@ -206,7 +210,7 @@ def test_a_failing_handler_of_a_batch_is_logged(
 @needs_native
 def test_stress_of_batches(tmp_path: Path) -> None:
     """Short deadlines, wrong checksums, truncation: each object once, and never wrong bytes."""
-    members: list[Member] = [file_member(tmp_path / f"member{n}") for n in range(2)]
+    members = two_members(tmp_path)
     engine = LaneEngine(members, EngineOptions(reader_threads=3, writer_threads=2))
     written = Written(engine, objects=40)
     seen = {"all good": 0, "timed out": 0, "mismatch": 0}
