@@ -27,11 +27,21 @@ GB = 1e9
 
 @dataclass(slots=True)
 class Sample:
-    """One timed run: wall seconds, CPU seconds of the process, bytes moved."""
+    """One timed run.
+
+    Attributes
+    ----------
+    wall_s, cpu_s : float
+        CPU seconds are those of the whole process, less what the spinning thread took.
+    moved_bytes : int
+    spun : float
+        Share of one CPU that the spinning thread got; 0 where there is none.
+    """
 
     wall_s: float
     cpu_s: float
     moved_bytes: int
+    spun: float = 0.0
 
     @property
     def gb_per_s(self) -> float:
@@ -61,12 +71,40 @@ class Series:
         return min(values), max(values)
 
 
+class Spinner:
+    """A Python thread of this process that spins, as a busy server does."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._spin, daemon=True)
+        self._thread.start()
+
+    def _spin(self) -> None:
+        count = 0
+        while not self._stop.is_set():
+            count += 1
+
+    def cpu_s(self) -> float:
+        """CPU seconds that the thread has taken."""
+        ident = self._thread.ident
+        assert ident is not None
+        return time.clock_gettime(time.pthread_getcpuclockid(ident))
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._thread.join()
+
+
 @contextlib.contextmanager
-def timed(moved_bytes: int, into: Series) -> Iterator[None]:
+def timed(moved_bytes: int, into: Series, spinner: Spinner | None = None) -> Iterator[None]:
     """Time a block that moves so many bytes."""
+    spun = spinner.cpu_s() if spinner else 0.0
     wall, cpu = time.perf_counter(), _cpu_s()
     yield
-    into.samples.append(Sample(time.perf_counter() - wall, _cpu_s() - cpu, moved_bytes))
+    wall_s, cpu_s = time.perf_counter() - wall, _cpu_s() - cpu
+    spun_s = spinner.cpu_s() - spun if spinner else 0.0
+    into.samples.append(Sample(wall_s, cpu_s - spun_s, moved_bytes, spun_s / wall_s))
 
 
 def _cpu_s() -> float:
@@ -75,24 +113,14 @@ def _cpu_s() -> float:
 
 
 @contextlib.contextmanager
-def busy_thread(on: bool) -> Iterator[None]:
-    """Keep a Python thread of this process spinning, as a busy server does."""
-    stop = threading.Event()
-
-    def spin() -> None:
-        count = 0
-        while not stop.is_set():
-            count += 1
-
-    thread = threading.Thread(target=spin, daemon=True)
-    if on:
-        thread.start()
+def busy_thread(on: bool) -> Iterator[Spinner | None]:
+    """Keep a Python thread of this process spinning, if asked to."""
+    spinner = Spinner() if on else None
     try:
-        yield
+        yield spinner
     finally:
-        stop.set()
-        if on:
-            thread.join()
+        if spinner:
+            spinner.stop()
 
 
 def machine() -> dict[str, Any]:
@@ -122,6 +150,7 @@ def report(title: str, series: list[Series], extra: dict[str, Any], json_path: P
                 "GB/s": one.median("gb_per_s"),
                 "min..max": f"{low:.2f}..{high:.2f}",
                 "CPU s/GB": one.median("cpu_s_per_gb"),
+                **({"spinner's CPU": spun} if (spun := one.median("spun")) else {}),
                 "runs": len(one.samples),
                 "_gb_per_s": [round(sample.gb_per_s, 4) for sample in one.samples],
             }

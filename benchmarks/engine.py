@@ -3,9 +3,12 @@
 All contenders load the same objects from memory-fast files, in alternation in one process: first
 idle, then with a Python thread of the process spinning, as in a busy server. Where the kernel
 puts a file in memory alone makes it up to a fifth faster or slower, so this is done in several
-rounds, each on new files, made by another contender first.
+rounds, each on new files, made in another order. In the busy case the table says what
+share of one CPU the spinning thread got: threads without Python take it from that thread, so a
+contender with many of them loads faster and lets the server do less.
 """
 
+import itertools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,13 +28,15 @@ CONTENDERS = (
     "fs_native, 32 workers",
 )
 IDLE, BUSY = "idle", "one Python thread spinning"
+ORDERS = tuple(itertools.permutations(CONTENDERS))
+_STEP = 7  # through the 24 orders: another contender first nearly every time
 
 
 @app.command(help=__doc__)
 def main(
     object_bytes: Annotated[int, typer.Option(help="Size of one object.")] = 8_126_464,
     objects: Annotated[int, typer.Option(help="Objects in one load.")] = 117,
-    rounds: Annotated[int, typer.Option(help="Rounds on new files; each fourth starts anew.")] = 8,
+    rounds: Annotated[int, typer.Option(help="Rounds on new files, in another order each.")] = 12,
     runs: Annotated[int, typer.Option(help="Runs of each contender in a round.")] = 5,
     directory: Annotated[Path, typer.Option(help="Where the files go; memory-fast.")] = Path(
         "/dev/shm"
@@ -45,8 +50,8 @@ def main(
         task = progress.add_task("rounds", total=rounds)
         for number in range(rounds):
             with scratch(directory) as home:
-                first = number % len(CONTENDERS)
-                names = CONTENDERS[first:] + CONTENDERS[:first]
+                # every neighbour and every place, since both matter to where files lie
+                names = ORDERS[number * _STEP % len(ORDERS)]
                 method["io_modes"] = _round(home, names, object_bytes, objects, runs, series)
             progress.advance(task)
     for what in (IDLE, BUSY):
@@ -76,10 +81,10 @@ def _round(
         subject.load_all()  # the first load also faults the target's pages in
         assert target.view == source.view, "loaded bytes differ"
     for what in (IDLE, BUSY):
-        with busy_thread(what == BUSY):
+        with busy_thread(what == BUSY) as spinner:
             for _ in range(runs):
                 for subject in subjects:
-                    with timed(objects * object_bytes, series[what, subject.name]):
+                    with timed(objects * object_bytes, series[what, subject.name], spinner):
                         subject.load_all()
     for subject in subjects:
         subject.close()

@@ -1,5 +1,7 @@
-"""Scenarios of a native lane whose reads hang; run in a process of its own, see the test."""
+"""Scenarios of a native lane whose reads hang or are slow; run in a process of its own."""
 
+import ctypes
+import os
 import sys
 import time
 from pathlib import Path
@@ -87,10 +89,26 @@ def closing(engine: LaneEngine, stall: Path) -> None:
         assert outcome.wait().statuses == [Status.TIMED_OUT]
 
 
+def slow(engine: LaneEngine, stall: Path) -> None:
+    """Two threads work while reads come from memory, all of them as soon as these take time."""
+    most_at_once = ctypes.CDLL(os.environ["LD_PRELOAD"]).most_at_once
+    for _ in range(64):
+        reads(engine, 1, PATIENCE_S)[0].wait()
+    most_at_once()
+    for outcome in reads(engine, 200, PATIENCE_S):
+        assert outcome.wait().statuses == [Status.OK]
+    assert most_at_once() <= 2
+    Path(os.environ["SLOW_FILE"]).touch()
+    for outcome in reads(engine, 200, PATIENCE_S):
+        assert outcome.wait().statuses == [Status.OK]
+    assert most_at_once() == 6
+    assert engine.close(PATIENCE_S) == 0
+
+
 def main() -> None:
     scenario, path, stall = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     member = open_member(path)
-    engine = LaneEngine([member], EngineOptions(reader_threads=2))
+    engine = LaneEngine([member], EngineOptions(reader_threads=6 if scenario == "slow" else 2))
     assert engine.kind == "native"
     write_at(engine, 0, buffer_of(pattern(4096)))
     scenarios = {
@@ -98,6 +116,7 @@ def main() -> None:
         "closing": closing,
         "batch": batch,
         "closing_batch": closing_batch,
+        "slow": slow,
     }
     scenarios[scenario](engine, stall)
     print("passed", flush=True)

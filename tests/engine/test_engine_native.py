@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -229,21 +230,31 @@ def stalling_pread(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-@pytest.mark.parametrize("scenario", ["late", "closing", "batch", "closing_batch"])
-def test_reads_that_hang(scenario: str, stalling_pread: Path, tmp_path: Path) -> None:
-    """In a process of its own, whose `pread` hangs like that of a dead target."""
-    with contextlib.closing(file_member(tmp_path / "member")):
+def run_scenario(scenario: str, folder: Path, preload: Path) -> None:
+    """Run a scenario in a process of its own, whose `pread` is not that of the kernel."""
+    with contextlib.closing(file_member(folder / "member")):
         pass
-    stall = tmp_path / "stall"
+    stall, slow = folder / "stall", folder / "slow"
     found = subprocess.run(
-        [sys.executable, str(HERE / "native_stalls.py"), scenario, str(tmp_path / "member"), stall],
-        env=os.environ | {"LD_PRELOAD": str(stalling_pread), "STALL_FILE": str(stall)},
+        [sys.executable, str(HERE / "native_stalls.py"), scenario, folder / "member", stall],
+        env=os.environ
+        | {"LD_PRELOAD": str(preload), "STALL_FILE": str(stall), "SLOW_FILE": str(slow)},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S * 2,
         check=False,
     )
     assert (found.returncode, found.stdout) == (0, "passed\n"), found.stderr
+
+
+@pytest.mark.parametrize("scenario", ["late", "closing", "batch", "closing_batch"])
+def test_reads_that_hang(scenario: str, stalling_pread: Path, tmp_path: Path) -> None:
+    run_scenario(scenario, tmp_path, stalling_pread)
+
+
+def test_threads_for_memory_and_for_a_slow_device(stalling_pread: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="fx100-test-") as memory:
+        run_scenario("slow", Path(memory), stalling_pread)
 
 
 def test_completions_are_heard_of_in_their_order(make_engine: MakeEngine, tmp_path: Path) -> None:

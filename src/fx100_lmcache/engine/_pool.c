@@ -80,12 +80,12 @@ void pool_release(pool_t *pool) {
 }
 
 /* Move all of op in calls of at most max_io bytes; returns 0 or an errno. */
-static int move(op_t *op, void *state) {
+static int move(op_t *op, size_t max_io, void *state) {
     size_t done = 0;
     size_t hashed = 0;
     pool_hasher.reset(state);
     while (done < op->padded) {
-        size_t asked = op->padded - done < op->max_io ? op->padded - done : op->max_io;
+        size_t asked = op->padded - done < max_io ? op->padded - done : max_io;
         if (op->write && hashed < done + asked && hashed < op->length) {
             size_t end = done + asked < op->length ? done + asked : op->length;
             pool_hasher.update(state, op->address + hashed, end - hashed);
@@ -115,7 +115,7 @@ static int move(op_t *op, void *state) {
     return 0;
 }
 
-enum { FEW_THREADS = 2, QUICK = 8, MOST_QUICK = 32, SLEPT = 2 };
+enum { FEW_THREADS = 2, QUICK = 8, MOST_QUICK = 32, SLEPT = 2, QUICK_IO_BYTES = 512 * 1024 };
 
 static long sleeps(void) {
     struct rusage usage;
@@ -130,10 +130,18 @@ static void count_wait(pool_t *pool, int slept) {
         pool->quick = pool->quick > SLEPT ? pool->quick - SLEPT : 0;
 }
 
+static int is_quick(pool_t *pool) { return pool->quick >= QUICK; }
+
 /* How many more threads would be of use; negative when there are too many. */
 static int wanted(pool_t *pool) {
     int at_work = pool->threads - pool->idle;
-    return (pool->quick < QUICK ? pool->threads : FEW_THREADS) - at_work;
+    return (is_quick(pool) ? FEW_THREADS : pool->threads) - at_work;
+}
+
+/* Bytes to move in one call: a device wants them large, memory small enough to be hashed out of
+ * the CPU's cache. */
+static size_t call_bytes(pool_t *pool, op_t *op) {
+    return is_quick(pool) && op->max_io > QUICK_IO_BYTES ? QUICK_IO_BYTES : op->max_io;
 }
 
 static void signal_threads(pool_t *pool) {
@@ -163,10 +171,11 @@ static void *worker(void *argument) {
         pool->head = op->next;
         if (!pool->head)
             pool->tail = &pool->head;
+        size_t max_io = call_bytes(pool, op);
         pthread_mutex_unlock(&pool->lock);
 
         long before = sleeps();
-        op->error = state ? move(op, state) : ENOMEM;
+        op->error = state ? move(op, max_io, state) : ENOMEM;
         int slept = sleeps() != before;
         int told = end_op(op);
         if (!told)

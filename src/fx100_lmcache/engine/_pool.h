@@ -8,7 +8,8 @@
  * Threads are for waiting. Where the device is as fast as memory (a tmpfs, the page cache) nothing
  * waits, and many threads only take the CPU from each other: on two cores 64 of them loaded
  * sessions at 6.4 GB/s, 8 at 10.0. So a pool that sees its calls return without having slept keeps
- * two threads at work, until calls sleep again.
+ * two threads at work, until calls sleep again, and moves 512 KiB at a time (8 MB objects: 0.93 of
+ * the bandwidth of LMCache's unchecked reads, against 0.88 with 1 MiB).
  *
  * Reads may be submitted as a batch over several pools. While all goes well Python hears of the
  * last one only; of one that fails, or does not hash to what it must, it hears at once. After
