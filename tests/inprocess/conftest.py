@@ -12,7 +12,10 @@ import_quietly(
     "fx100_lmcache.lmcache.plugin",
 )
 
+from inprocess_rig import plugin_on, write_config  # noqa: E402
+
 from fx100_lmcache.lmcache import inprocess_registry  # noqa: E402
+from fx100_lmcache.lmcache.plugin import FX100StoragePlugin  # noqa: E402
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,3 +27,14 @@ def everything_is_closed() -> Iterator[None]:
     """No test may leave a store open: the next one would attach to it."""
     yield
     assert not inprocess_registry._open
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return write_config(tmp_path)
+
+
+@pytest.fixture
+def plugin(config: Path) -> Iterator[FX100StoragePlugin]:
+    with plugin_on(config) as opened:
+        yield opened

@@ -158,12 +158,16 @@ class Vllm:
         monkeypatch.setitem(sys.modules, "vllm.distributed.kv_transfer.kv_transfer_state", state)
 
     @contextmanager
-    def step(self, promised: int = 0, *, has_already: int = 0) -> Iterator[None]:
+    def step(
+        self, promised: int = 0, *, has_already: int = 0, request_id: str = "request"
+    ) -> Iterator[None]:
         """Begin a pass with one request that loads, and end it."""
         load = SimpleNamespace(
             vllm_cached_tokens=has_already, lmcache_cached_tokens=promised, can_load=promised > 0
         )
-        request = SimpleNamespace(load_spec=load, slot_mapping=torch.arange(promised))
+        request = SimpleNamespace(
+            req_id=request_id, load_spec=load, slot_mapping=torch.arange(promised)
+        )
         self._connector_metadata = SimpleNamespace(requests=[request])
         try:
             yield

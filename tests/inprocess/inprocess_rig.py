@@ -135,10 +135,11 @@ def probe(_: int, member: Any) -> Any:
 
 
 def mount_on(
-    members: Sequence[MemoryMember], *, object_bytes: int = CHUNK_BYTES
+    members: Sequence[MemoryMember], *, object_bytes: int = CHUNK_BYTES, shards: int = 1
 ) -> Callable[..., Mounted]:
     """Format members in memory; return what stands in for `mount`."""
-    format_volume(members, small_geometry(members, object_bytes=object_bytes), unix_s=1)
+    geometry = small_geometry(members, object_bytes=object_bytes, shards=shards)
+    format_volume(members, geometry, unix_s=1)
 
     def mount(config: Config, *, shards: Sequence[int]) -> Mounted:
         volume = assemble(members)

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 
 import pytest
 import torch
@@ -13,20 +12,16 @@ from inprocess_rig import (
     HEADS,
     LAYER_SHAPE,
     LAYERS,
-    MODEL,
     SHAPE,
     counts,
     free,
     holds,
     key,
     keys,
-    metadata,
     new_obj,
-    pins,
     plugin_on,
     pool_bytes,
     put,
-    rewrite_config,
     settle,
     wait_until,
     write_config,
@@ -35,18 +30,6 @@ from lmcache.v1.memory_management import BytesBufferMemoryObj, MemoryFormat
 
 from fx100_lmcache.lmcache.inprocess_puts import SecondTouch
 from fx100_lmcache.lmcache.inprocess_step import LayerLoadError
-
-
-@pytest.fixture
-def config(tmp_path):
-    return write_config(tmp_path)
-
-
-@pytest.fixture
-def plugin(config):
-    with plugin_on(config) as opened:
-        yield opened
-
 
 # ----- reading and writing
 
@@ -237,224 +220,6 @@ def test_async_put_and_positional_arguments(plugin):
     free(objs)
     settle(plugin)
     assert plugin.batched_contains(keys(2)) == 2
-
-
-# ----- lookups and pins
-
-
-def test_lookups_find_the_prefix_and_pin_only_that(plugin):
-    put(plugin, [key(0), key(1), key(3)])
-    assert plugin.batched_contains(keys(4), pin=True) == 2
-    assert pins(plugin) == 2
-    assert plugin.batched_contains(keys(4)) == 2
-    assert plugin.contains(key(3))
-    assert [plugin.unpin(k) for k in keys(2)] == [True, True]
-    assert pins(plugin) == 0
-
-
-def test_pins_are_counted_and_unknown_ones_are_refused(plugin):
-    put(plugin, [key(0)])
-    assert plugin.pin(key(0))
-    assert plugin.contains(key(0), pin=True)
-    assert not plugin.pin(key(9))
-    assert [plugin.unpin(key(0)) for _ in range(3)] == [True, True, False]
-    assert plugin.unpin(key(9)) is False
-
-
-def test_b49_pins_of_an_asynchronous_lookup_end_with_its_load_and_only_once(plugin):
-    put(plugin, keys(3))
-
-    async def load():
-        assert await plugin.batched_async_contains("request", keys(4), pin=True) == 3
-        assert pins(plugin) == 3
-        return await plugin.batched_get_non_blocking("request", keys(3))
-
-    free(asyncio.run(load()))
-    assert pins(plugin) == 0
-    plugin.pin(key(0))  # somebody else's
-    free(asyncio.run(plugin.batched_get_non_blocking("request", keys(3))))
-    assert pins(plugin) == 1
-    plugin.unpin(key(0))
-
-
-def test_b49_a_load_that_is_cancelled_frees_its_memory_and_pins(plugin):
-    put(plugin, keys(3))
-
-    async def cancelled():
-        await plugin.batched_async_contains("request", keys(3), pin=True)
-        task = asyncio.create_task(plugin.batched_get_non_blocking("request", keys(3)))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(cancelled())
-    wait_until(lambda: pool_bytes(plugin.local_cpu_backend) == 0)
-    assert pins(plugin) == 0
-
-
-def test_b51_what_a_lookup_promised_survives_eviction_until_it_is_unpinned(tmp_path):
-    with plugin_on(write_config(tmp_path, members=1, size="2MiB")) as plugin:
-        promised = keys(10)
-        put(plugin, promised)
-        assert plugin.batched_contains(promised, pin=True) == 10
-        for start in range(100, 500, 20):
-            put(plugin, keys(20, start))
-        assert counts(plugin)["evictions"] > 100
-        found = plugin.batched_get_blocking(promised)
-        assert all(holds(obj, n) for n, obj in enumerate(found))
-        free(found)
-        for k in promised:
-            assert plugin.unpin(k)
-        for start in range(500, 800, 20):
-            put(plugin, keys(20, start))
-        assert plugin.batched_contains(promised) == 0
-
-
-def test_pins_that_nobody_gives_back_end_by_themselves(tmp_path):
-    config = write_config(tmp_path, members=1, size="2MiB", deadlines={"pin_ttl": "1s"})
-    with plugin_on(config) as plugin:
-        put(plugin, keys(4))
-        assert plugin.batched_contains(keys(4), pin=True) == 4
-        time.sleep(2.1)
-        for start in range(100, 500, 20):
-            put(plugin, keys(20, start))
-        assert plugin.batched_contains(keys(4)) == 0
-
-
-def test_the_tail_of_a_session_is_evicted_before_its_prefix(tmp_path):
-    with plugin_on(write_config(tmp_path, members=1, size="2MiB")) as plugin:
-        session = keys(20)
-        put(plugin, session)
-        assert plugin.batched_contains(session) == 20
-        start = 100
-        while (left := plugin.batched_get_blocking(session))[-1] is not None:
-            free(left)
-            put(plugin, [key(start)])
-            start += 1
-        there = [obj is not None for obj in left]
-        free(left)
-        assert there == sorted(there, reverse=True)
-        assert there[0]
-
-
-# ----- removing
-
-
-def test_remove_and_clear_return_what_lmcache_adds_up(plugin):
-    put(plugin, keys(6))
-    assert plugin.remove(key(0)) is True
-    assert plugin.remove(key(0)) is False
-    assert plugin.batched_remove(keys(3)) == 2
-    cleared = plugin.clear()
-    assert cleared == 3 * CHUNK_TOKENS
-    assert isinstance(cleared, int)
-    assert plugin.clear() == 0
-    assert plugin.batched_contains(keys(6, 3)) == 0
-
-
-def test_a_forced_remove_drops_pins_and_another_respects_them(plugin):
-    put(plugin, [key(0)])
-    plugin.pin(key(0))
-    assert plugin.remove(key(0), force=False) is False
-    assert plugin.remove(key(0), True) is True
-    assert pins(plugin) == 0
-
-
-# ----- identity
-
-
-def test_b18_digests_do_not_depend_on_the_process(plugin):
-    digest = plugin._keys.digest(key(-5, request_configs={"lmcache.tag.user": "a"}))
-    assert digest[16:] == (-5).to_bytes(16, "little", signed=True).ljust(32, b"\0")
-    assert digest == plugin._keys.digest(key(-5, request_configs={"lmcache.tag.user": "a"}))
-
-
-def test_every_field_of_a_key_is_part_of_the_name(plugin):
-    variants = [
-        key(1),
-        key(-1),
-        key(2**64 - 1),
-        key(1, worker_id=1),
-        key(1, world_size=2),
-        key(1, model_name="test/model@1"),
-        key(1, dtype=torch.float16),
-        key(1, request_configs={"lmcache.tag.a": "1"}),
-        key(1, request_configs={"lmcache.tag.a": 1}),
-        key(1, request_configs={"lmcache.tag.a": "1", "lmcache.tag.b": "2"}),
-        key(1, request_configs={"lmcache.tag.b": "2", "lmcache.tag.a": "1"}),
-        *key(1).split_layers(2),
-    ]
-    assert len(set(plugin._keys.digests(variants))) == len(variants)
-
-
-def test_keys_that_cannot_be_named_are_never_stored(plugin):
-    odd = [
-        key(2**200),
-        key(0, chunk_hash=b"bytes"),
-        key(1, request_configs={"lmcache.tag.a": ["not", "hashable"]}),
-        key(1, model_name="x" * 70_000),
-    ]
-    for one in odd:
-        put_one(plugin, one)
-        assert not plugin.contains(one)
-        assert plugin.get_blocking(one) is None
-    assert len(plugin._store) == 0
-
-
-def put_one(plugin, one):
-    obj = new_obj(plugin.local_cpu_backend, "odd")
-    plugin.batched_submit_put_task([one], [obj])
-    obj.ref_count_down()
-    settle(plugin)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"kv_dtype": torch.uint8},
-        {"kv_shape": (LAYERS, 2, CHUNK_TOKENS, 1, 128)},
-        {"chunk_size": 32},
-    ],
-)
-def test_another_layout_of_equal_size_is_not_found(config, changed, caplog):
-    with plugin_on(config) as plugin:
-        put(plugin, keys(3))
-    with plugin_on(config, metadata(**changed)) as plugin:
-        assert plugin.batched_contains(keys(3)) == 0
-    [line] = [r.getMessage() for r in caplog.records if "cannot be used" in r.getMessage()]
-    name = {"kv_dtype": "dtype", "kv_shape": "kv_shape", "chunk_size": "chunk"}[next(iter(changed))]
-    assert f"{name} (there: " in line
-
-
-def test_another_namespace_is_not_found_and_start_up_says_so(config, caplog):
-    with plugin_on(config) as plugin:
-        put(plugin, keys(3))
-    rewrite_config(config, identity={"namespaces": {MODEL: "r2"}})
-    with plugin_on(config) as plugin:
-        assert plugin.batched_contains(keys(3)) == 0
-    assert "namespace (there: 'r1', now: 'r2')" in caplog.text
-
-
-def test_what_is_of_use_is_not_complained_about(config, caplog):
-    with plugin_on(config) as plugin:
-        put(plugin, keys(3))
-    with plugin_on(config):
-        pass
-    assert "cannot be used" not in caplog.text
-
-
-def test_a_model_without_a_tag_is_warned_of_or_refused(config, caplog):
-    rewrite_config(config, identity={"namespaces": {}})
-    with plugin_on(config) as plugin:
-        put(plugin, [key(0)])
-        assert plugin.contains(key(0))
-    assert "has no tag in identity.namespaces" in caplog.text
-    rewrite_config(config, identity={"require_namespace": True})
-    with plugin_on(config) as plugin:
-        put(plugin, [key(1)])
-        assert not plugin.contains(key(1))
-    assert "nothing of it is cached" in caplog.text
 
 
 # ----- the rest of the interface

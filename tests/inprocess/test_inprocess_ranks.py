@@ -4,12 +4,13 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from inprocess_engine import Broadcast, served
+from inprocess_engine import Broadcast, Vllm, served
 from inprocess_rig import (
     CHUNK_TOKENS,
     HEAD_SIZE,
     HEADS,
     LAYERS,
+    counts,
     flip_bit,
     metadata,
     mount_on,
@@ -20,6 +21,8 @@ from inprocess_rig import (
     wild_members,
     write_config,
 )
+
+from fx100_lmcache.lmcache.inprocess_notices import FOLDER
 
 SESSION = [7 * n % 1000 for n in range(40 * CHUNK_TOKENS)]
 OTHER = [3 * n % 1000 for n in range(40 * CHUNK_TOKENS)]
@@ -130,3 +133,41 @@ def test_another_split_of_the_layers_finds_nothing(tmp_path):
                 assert rank.lookup(SESSION)[1] == 0
                 rank.store(SESSION)
                 settle(rank.plugin)
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_no_rank_keeps_what_was_computed_in_a_pass_that_another_spoilt(
+    fails, tmp_path, monkeypatch
+):
+    members = wild_members(2, 16 << 20)
+    stand_in_for_mount(monkeypatch, mount_on(members, shards=2))
+    vllm = Vllm()
+    vllm.install(monkeypatch)
+    longer = SESSION + OTHER[: 8 * CHUNK_TOKENS]
+    with ExitStack() as stack:
+        ranks = pp_ranks(stack, write_config(tmp_path, shards=2), (2, 2))
+        for rank in ranks:
+            rank.store(SESSION)
+            settle(rank.plugin)
+        broken = ranks[fails]
+        flip_bit(broken.plugin, members, broken.chunk_keys(SESSION)[16])
+        with vllm.step(len(SESSION), request_id="returns"):
+            for rank in ranks:
+                request, promised = rank.lookup(SESSION)
+                loads = promised if rank is not broken else 16 * CHUNK_TOKENS
+                assert rank.retrieve(request, SESSION, promised) == loads
+            for rank in ranks:
+                rank.store(longer)
+        for rank in ranks:
+            settle(rank.plugin)
+            assert counts(rank.plugin)["put_after_failed_load"] > 0
+            assert not rank.plugin.contains(rank.chunk_keys(longer)[40])
+        with vllm.step(request_id="returns"):  # what was missing is computed, nothing is loaded
+            for rank in ranks:
+                rank.store(longer)
+        for rank in ranks:
+            settle(rank.plugin)
+            assert rank.plugin.contains(rank.chunk_keys(longer)[-1])
+        with vllm.step(16, request_id="another"):
+            assert not ranks[0].plugin._step.spoilt
+    assert not list(FOLDER.glob("fx100-*.failed-loads"))

@@ -19,6 +19,7 @@ from fx100_lmcache.config import Config
 from fx100_lmcache.lmcache.counts import Counts
 from fx100_lmcache.lmcache.inprocess_layers import Promises
 from fx100_lmcache.lmcache.inprocess_loads import Loads
+from fx100_lmcache.lmcache.inprocess_notices import FOLDER, Notices
 from fx100_lmcache.lmcache.inprocess_puts import PutQueue, SecondTouch
 from fx100_lmcache.metrics import MetricsPublisher, publish
 from fx100_lmcache.mount import Mounted, mount
@@ -48,6 +49,8 @@ class OpenStore:
         What lookups of layerwise mode have promised.
     metrics : MetricsPublisher or None
         Of this store, once its labels are known.
+    notices : Notices or None
+        Shared with the other ranks of the engine, if there are any.
     """
 
     mounted: Mounted
@@ -56,6 +59,7 @@ class OpenStore:
     users: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     promises: Promises = field(default_factory=Promises)
     metrics: MetricsPublisher | None = None
+    notices: Notices | None = None
     puts: PutQueue = field(init=False)
     loads: Loads = field(init=False)
 
@@ -94,6 +98,8 @@ class OpenStore:
             log.error("closed with %d transfers still in the kernel", left)
         self.puts.close(FAREWELL_S)
         self.loads.close(FAREWELL_S)
+        if self.notices is not None:
+            self.notices.close()
         if self.metrics is not None:
             self.metrics.close()
 
@@ -102,7 +108,14 @@ _lock = threading.Lock()
 _open: dict[Key, OpenStore] = {}
 
 
-def attach(user: Any, path: Path, shard: int, config: Config, limit_bytes: int) -> OpenStore:
+def attach(
+    user: Any,
+    path: Path,
+    shard: int,
+    config: Config,
+    limit_bytes: int,
+    first_shard: int | None = None,
+) -> OpenStore:
     """Return the store of a configuration file and shard, opening it if need be.
 
     Parameters
@@ -113,6 +126,8 @@ def attach(user: Any, path: Path, shard: int, config: Config, limit_bytes: int) 
         What the file says now.
     limit_bytes : int
         Host memory that queued puts may hold.
+    first_shard : int or None
+        That of the first of several ranks that tell each other of failed loads.
 
     Raises
     ------
@@ -124,11 +139,27 @@ def attach(user: Any, path: Path, shard: int, config: Config, limit_bytes: int) 
         opened = _open.get(key)
         if opened is None:
             opened = OpenStore(mount(config, shards=[shard]), limit_bytes)
+            if first_shard is not None:
+                opened.notices = _notices(opened.mounted, first_shard)
             _open[key] = opened
         elif opened.mounted.config != config:
             log.warning("%s was changed; that takes effect after a restart", path)
         opened.users.add(user)
         return opened
+
+
+def _notices(mounted: Mounted, first_shard: int) -> Notices | None:
+    path = FOLDER / f"fx100-{mounted.volume.label.volume.hex}-{first_shard}.failed-loads"
+    try:
+        return Notices(path)
+    except OSError as problem:
+        log.warning(
+            "ranks cannot tell each other of failed loads, and may keep what was computed after "
+            "one on another rank: %s; make %s writable",
+            problem,
+            FOLDER,
+        )
+        return None
 
 
 def detach(user: Any, opened: OpenStore) -> None:

@@ -19,6 +19,7 @@ from fx100_lmcache.lmcache.inprocess_guard import (
     check_hash,
     check_setup,
     check_staging,
+    saves_only_first_rank,
     warnings_for,
 )
 from fx100_lmcache.lmcache.inprocess_keys import Surroundings
@@ -44,6 +45,8 @@ class Setup:
         What it says.
     shard : int
         The shard of this rank.
+    first_shard : int or None
+        That of the engine's first rank; None if ranks have nothing to tell each other.
     staging_bytes : int
         Host memory of LMCache's pool.
     bytes_per_token : int
@@ -53,6 +56,7 @@ class Setup:
     path: Path
     config: Config
     shard: int
+    first_shard: int | None
     staging_bytes: int
     bytes_per_token: int
     surroundings: Surroundings
@@ -91,10 +95,13 @@ def prepare(config: Any, metadata: Any, local_cpu_backend: Any, plugin: str) -> 
     ]:
         log.warning(text)
     path, ours = _our_config(config)
+    shard = _shard(config, ours, metadata, host)
+    alone = metadata.world_size == 1 or saves_only_first_rank(config, metadata)
     return Setup(
         path,
         ours,
-        _shard(config, ours, metadata, host),
+        shard,
+        None if alone else shard - metadata.worker_id,
         staging_bytes,
         max(1, chunk_bytes // metadata.chunk_size),
         _surroundings(config, metadata, host),

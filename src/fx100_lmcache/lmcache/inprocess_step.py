@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from fx100_lmcache.errors import FX100Error
+from fx100_lmcache.lmcache.inprocess_notices import Notices
 
 log = logging.getLogger(__name__)
 
@@ -40,22 +41,46 @@ class Step:
     ----------
     chunk_tokens : int
         Tokens of a chunk: LMCache loads from a whole chunk on, over what vLLM has already.
+    notices : Notices or None
+        Shared with the other ranks of the engine, if there are any.
     """
 
-    def __init__(self, chunk_tokens: int) -> None:
+    def __init__(self, chunk_tokens: int, notices: Notices | None = None) -> None:
         self._chunk_tokens = chunk_tokens
+        self._notices = notices
         self._spoilt: Any = None
 
     @property
-    def spoilt(self) -> bool:
-        """Whether something promised to this very pass is missing."""
+    def spoilt_here(self) -> bool:
+        """Whether something promised to this very pass is missing on this rank."""
         spoilt = self._spoilt
         return spoilt is not None and spoilt is _told(find_connector())
 
+    @property
+    def spoilt(self) -> bool:
+        """Whether something promised to this very pass is missing on any rank.
+
+        Raises
+        ------
+        OSError
+            If the notices of the other ranks cannot be read.
+        """
+        if self.spoilt_here:
+            return True
+        return self._notices is not None and self._notices.names(_loading_ids())
+
     def spoil(self) -> None:
-        """Note that something promised to the current pass is missing."""
+        """Note that something promised to the current pass is missing.
+
+        Raises
+        ------
+        OSError
+            If the other ranks cannot be told.
+        """
         # kept whole, not by its id, which the next pass could have again
         self._spoilt = _told(find_connector())
+        if self._notices is not None:
+            self._notices.tell(_loading_ids())
 
     def invalidate(self) -> int:
         """Tell vLLM that nothing loaded in the current pass is good.
@@ -87,10 +112,8 @@ class Step:
 
     def _loaded_blocks(self, lmcache: Any, told: Any) -> set[int]:
         blocks: set[int] = set()
-        for request in told.requests:
+        for request in _loading(told):
             load = request.load_spec
-            if load is None or not load.can_load:
-                continue
             start = load.vllm_cached_tokens // self._chunk_tokens * self._chunk_tokens
             slots = request.slot_mapping[start : load.lmcache_cached_tokens]
             blocks.update((slots[slots >= 0] // lmcache._block_size).tolist())
@@ -100,3 +123,16 @@ class Step:
 def _told(connector: Any) -> Any:
     """Return what the scheduler told the current pass to do, None outside of a pass."""
     return getattr(connector, "_connector_metadata", None)
+
+
+def _loading(told: Any) -> list[Any]:
+    """Return the requests that load in a pass."""
+    return [each for each in told.requests if each.load_spec and each.load_spec.can_load]
+
+
+def _loading_ids() -> list[str]:
+    """Return the names, alike on all ranks, of the requests that load in the current pass."""
+    told = _told(find_connector())
+    if not hasattr(told, "requests"):  # no pass, or not LMCache's
+        return []
+    return [str(each.req_id) for each in _loading(told)]

@@ -104,7 +104,9 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         self._setup = setup = prepare(config, metadata, local_cpu_backend, type(self).__name__)
         # puts may hold half of the pool, so that loads always find memory
         puts_bytes = setup.staging_bytes // 2
-        self._opened = attach(self, setup.path, setup.shard, setup.config, puts_bytes)
+        self._opened = attach(
+            self, setup.path, setup.shard, setup.config, puts_bytes, setup.first_shard
+        )
         try:
             self._build()
         except BaseException:
@@ -120,7 +122,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         self._layers = LayeredChunks(
             self._store, self._keys, self._opened.promises, metadata.kv_shape[0]
         )
-        self._step = Step(metadata.chunk_size)
+        self._step = Step(metadata.chunk_size, self._opened.notices)
         self._lookups: dict[str, bool] = {}
         self._closed = False
         self._close_lock = threading.Lock()
@@ -274,7 +276,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
             self._opened.counts.add("call_errors")
             log.exception("batched_get_blocking failed")
         if None in found:
-            self._step.spoil()
+            self._spoil()
         return found
 
     def get_non_blocking(
@@ -297,7 +299,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
             with KV that is wrong.
         """
         of_layer = bool(keys) and isinstance(keys[0], LayerCacheEngineKey)
-        if of_layer and self._step.spoilt:  # vLLM was told that nothing of it will be used
+        if of_layer and self._step.spoilt_here:  # vLLM was told that nothing of it will be used
             return []
         found = await self._found(lookup_id, keys)
         good = [obj for obj in takewhile(lambda obj: obj is not None, found) if obj is not None]
@@ -331,8 +333,12 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         except LayerLoadError:
             log.exception("a layer could not be loaded; the engine must stop here")
             raise
-        self._step.spoil()
+        self._spoil()
         log.error("a layer could not be loaded; vLLM was told not to use %d KV blocks", blocks)
+
+    @_never_raises(fallback=None)
+    def _spoil(self) -> None:
+        self._step.spoil()
 
     @_never_raises(fallback=False)
     def remove(self, key: CacheEngineKey, force: bool = True) -> bool:
