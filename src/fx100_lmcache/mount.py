@@ -143,6 +143,7 @@ def engine_options(config: Config) -> EngineOptions:
     return EngineOptions(
         reader_threads=config.io.reader_threads,
         writer_threads=config.io.writer_threads,
+        read_in_flight_bytes=config.io.read_in_flight_bytes,
         max_io_bytes=config.io.max_io_bytes,
         native=config.io.engine != "python",
         probe_interval_s=config.deadlines.probe_interval_s,

@@ -7,12 +7,14 @@ import time
 from pathlib import Path
 
 from batch_tools import read_batch
-from engine_tools import PATIENCE_S, Outcome, buffer_of, eventually, pattern, start, write_at
+from engine_tools import MIB, PATIENCE_S, Outcome, buffer_of, eventually, pattern, start, write_at
 
 from fx100_lmcache.engine.base import Status, Transfer
 from fx100_lmcache.engine.lane_engine import LaneEngine
 from fx100_lmcache.engine.slot import EngineOptions
 from fx100_lmcache.members.device import open_member
+
+BUDGET_BYTES = 3 * 4096
 
 
 def reads(engine: LaneEngine, count: int, within_s: float, *, hold: bool = False) -> list[Outcome]:
@@ -105,10 +107,34 @@ def slow(engine: LaneEngine, stall: Path) -> None:
     assert engine.close(PATIENCE_S) == 0
 
 
+def depth(engine: LaneEngine, stall: Path) -> None:
+    """The kernel has no more than the budget at a time, and one call whatever its size."""
+    most_at_once = ctypes.CDLL(os.environ["LD_PRELOAD"]).most_at_once
+    Path(os.environ["SLOW_FILE"]).touch()
+    most_at_once()
+    for outcome in reads(engine, 60, PATIENCE_S):
+        assert outcome.wait().statuses == [Status.OK]
+    assert most_at_once() == BUDGET_BYTES // 4096
+    large = [
+        start(engine, [Transfer(0, 0, buffer_of(bytes(MIB)), 0, MIB)], within_s=PATIENCE_S)
+        for _ in range(5)
+    ]
+    for outcome in large:
+        assert outcome.wait().statuses == [Status.OK]
+    assert most_at_once() == 1
+    assert engine.close(PATIENCE_S) == 0
+
+
+OPTIONS = {
+    "slow": EngineOptions(reader_threads=6),
+    "depth": EngineOptions(reader_threads=6, read_in_flight_bytes=BUDGET_BYTES),
+}
+
+
 def main() -> None:
     scenario, path, stall = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     member = open_member(path)
-    engine = LaneEngine([member], EngineOptions(reader_threads=6 if scenario == "slow" else 2))
+    engine = LaneEngine([member], OPTIONS.get(scenario, EngineOptions(reader_threads=2)))
     assert engine.kind == "native"
     write_at(engine, 0, buffer_of(pattern(4096)))
     scenarios = {
@@ -117,6 +143,7 @@ def main() -> None:
         "batch": batch,
         "closing_batch": closing_batch,
         "slow": slow,
+        "depth": depth,
     }
     scenarios[scenario](engine, stall)
     print("passed", flush=True)

@@ -252,9 +252,10 @@ def test_reads_that_hang(scenario: str, stalling_pread: Path, tmp_path: Path) ->
     run_scenario(scenario, tmp_path, stalling_pread)
 
 
-def test_threads_for_memory_and_for_a_slow_device(stalling_pread: Path) -> None:
+@pytest.mark.parametrize("scenario", ["slow", "depth"])
+def test_threads_at_work(scenario: str, stalling_pread: Path) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="fx100-test-") as memory:
-        run_scenario("slow", Path(memory), stalling_pread)
+        run_scenario(scenario, Path(memory), stalling_pread)
 
 
 def test_completions_are_heard_of_in_their_order(make_engine: MakeEngine, tmp_path: Path) -> None:

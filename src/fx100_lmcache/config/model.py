@@ -120,6 +120,13 @@ class IoConfig(Section):
         default=4,
         description="Writing threads per member, no more than reader_threads: reads come first.",
     )
+    read_in_flight_bytes: Annotated[int, size_field(128 * KIB, GIB)] = Field(
+        default=4 * MIB,
+        validation_alias="read_in_flight",
+        description="Bytes of each member's reads in flight, per process (native engine; the "
+        "Python one has reader_threads alone). The bandwidth of one member times the latency of "
+        "a read is enough (3 GB/s x 1 ms = 3 MB); more makes the first session wait for the last.",
+    )
     max_io_bytes: Annotated[int, size_field(128 * KIB, 16 * MIB, multiple_of=BLOCK_BYTES)] = Field(
         default=MIB,
         validation_alias="max_io",

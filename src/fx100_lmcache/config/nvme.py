@@ -186,9 +186,9 @@ class NvmeConfig(Section):
     )
     reconnect: bool = Field(
         default=True,
-        description="Whether a process with members there connects a subsystem again that the "
-        "kernel has given up, as `fx100 nvme connect` would; needs root. Without it an operator "
-        "must, after `ctrl_loss_timeout`.",
+        description="Whether a process with members there connects paths again that the kernel has "
+        "given up, as `fx100 nvme connect` would; needs root. Without it an operator must, after "
+        "`ctrl_loss_timeout`.",
     )
 
     @model_validator(mode="after")

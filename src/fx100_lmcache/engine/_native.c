@@ -36,16 +36,17 @@ static PyObject *use_hasher(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(open_pool_doc, "open_pool(threads, event_fd) -> pool");
+PyDoc_STRVAR(open_pool_doc, "open_pool(threads, budget_bytes, event_fd) -> pool");
 static PyObject *open_pool(PyObject *self, PyObject *args) {
     int threads, event_fd;
-    if (!PyArg_ParseTuple(args, "ii", &threads, &event_fd))
+    unsigned long long budget;
+    if (!PyArg_ParseTuple(args, "iKi", &threads, &budget, &event_fd))
         return NULL;
     if (!pool_hasher.create) {
         PyErr_SetString(PyExc_RuntimeError, "use_hasher has not been called");
         return NULL;
     }
-    pool_t *pool = pool_open(threads, event_fd);
+    pool_t *pool = pool_open(threads, budget, event_fd);
     if (!pool)
         return PyErr_SetFromErrno(PyExc_OSError);
     PyObject *capsule = PyCapsule_New(pool, "fx100.pool", drop_capsule);

@@ -138,20 +138,43 @@ static int wanted(pool_t *pool) {
     return (is_quick(pool) ? FEW_THREADS : pool->threads) - at_work;
 }
 
-/* Bytes to move in one call: a device wants them large, memory small enough to be hashed out of
- * the CPU's cache. */
-static size_t call_bytes(pool_t *pool, op_t *op) {
+/* The largest call: a device wants them large, memory small enough to be hashed out of the CPU's
+ * cache. */
+static size_t largest_call(pool_t *pool, op_t *op) {
     return is_quick(pool) && op->max_io > QUICK_IO_BYTES ? QUICK_IO_BYTES : op->max_io;
 }
 
-static void signal_threads(pool_t *pool) {
+/* Bytes of op that the kernel will have at a time. */
+static size_t share_of(pool_t *pool, op_t *op) {
+    size_t largest = largest_call(pool, op);
+    return op->padded < largest ? op->padded : largest;
+}
+
+static int fits(pool_t *pool, size_t in_flight, op_t *op) {
+    return !in_flight || in_flight + share_of(pool, op) <= pool->budget;
+}
+
+/* Wake as many threads as are of use, when `coming` others are about to take an operation each. */
+static void signal_threads(pool_t *pool, int coming) {
     int more = wanted(pool) < pool->idle ? wanted(pool) : pool->idle;
+    size_t in_flight = pool->in_flight;
     /* no more threads than there is work for: the others would only meet at the lock */
-    for (op_t *op = pool->head; op && more > 0; more--, op = op->next) {
+    for (op_t *op = pool->head; op && more > 0 && fits(pool, in_flight, op); op = op->next) {
+        in_flight += share_of(pool, op);
+        if (coming) {
+            coming--;
+            continue;
+        }
+        more--;
         pool->idle--;
         pool->calls++;
         pthread_cond_signal(&pool->ready);
     }
+}
+
+/* Whether a thread had better wait. */
+static int nothing_to_do(pool_t *pool) {
+    return !pool->head || wanted(pool) < 0 || !fits(pool, pool->in_flight, pool->head);
 }
 
 static void *worker(void *argument) {
@@ -159,7 +182,7 @@ static void *worker(void *argument) {
     void *state = pool_hasher.create();
     pthread_mutex_lock(&pool->lock);
     for (;;) {
-        while ((!pool->head || wanted(pool) < 0) && !pool->closing) {
+        while (nothing_to_do(pool) && !pool->closing) {
             pool->idle++;
             while (!pool->calls && !pool->closing)
                 pthread_cond_wait(&pool->ready, &pool->lock);
@@ -171,7 +194,8 @@ static void *worker(void *argument) {
         pool->head = op->next;
         if (!pool->head)
             pool->tail = &pool->head;
-        size_t max_io = call_bytes(pool, op);
+        size_t max_io = largest_call(pool, op), share = share_of(pool, op);
+        pool->in_flight += share;
         pthread_mutex_unlock(&pool->lock);
 
         long before = sleeps();
@@ -182,9 +206,10 @@ static void *worker(void *argument) {
             free_op(op);
 
         pthread_mutex_lock(&pool->lock);
+        pool->in_flight -= share;
         count_wait(pool, slept);
         if (slept)
-            signal_threads(pool);
+            signal_threads(pool, pool->calls + 1);
         if (!told)
             continue;
         int was_empty = pool->done == NULL;
@@ -209,7 +234,7 @@ void pool_stop(pool_t *pool) {
     pthread_mutex_unlock(&pool->lock);
 }
 
-pool_t *pool_open(int threads, int event_fd) {
+pool_t *pool_open(int threads, size_t budget, int event_fd) {
     pool_t *pool = calloc(1, sizeof *pool);
     if (!pool)
         return NULL;
@@ -217,6 +242,7 @@ pool_t *pool_open(int threads, int event_fd) {
     pthread_cond_init(&pool->ready, NULL);
     pool->tail = &pool->head;
     pool->event_fd = event_fd;
+    pool->budget = budget;
     pool->users = 1;
     /* signals belong to Python's main thread */
     sigset_t all, before;
@@ -255,7 +281,7 @@ void pool_enqueue(pool_t *pool, op_t *first, op_t **last) {
 
 void pool_wake(pool_t *pool) {
     pthread_mutex_lock(&pool->lock);
-    signal_threads(pool);
+    signal_threads(pool, pool->calls);
     pthread_mutex_unlock(&pool->lock);
 }
 

@@ -86,11 +86,11 @@ class NativeReaper:
         self._thread = threading.Thread(target=self._run, name="fx100-reaper", daemon=True)
         self._thread.start()
 
-    def open_pool(self, lane: NativeLane, threads: int) -> object:
+    def open_pool(self, lane: NativeLane, threads: int, in_flight_bytes: int) -> object:
         """Open a pool whose completions come to ``lane``."""
         module = _native()
         assert module is not None
-        pool: object = module.open_pool(threads, self._event_fd)
+        pool: object = module.open_pool(threads, in_flight_bytes, self._event_fd)
         self._lanes.append(lane)
         return pool
 
@@ -138,6 +138,7 @@ class NativeLane:
         self,
         member: Member,
         threads: int,
+        in_flight_bytes: int,
         max_io_bytes: Callable[[], int],
         finish: Finish,
         reaper: NativeReaper,
@@ -152,7 +153,7 @@ class NativeLane:
         self._closed = False
         self._tickets = itertools.count(1)
         self._open: dict[int, Transfer] = {}
-        self.pool = reaper.open_pool(self, threads)
+        self.pool = reaper.open_pool(self, threads, in_flight_bytes)
 
     def fileno(self) -> int:
         """Descriptor of the member; -1 once it is closed."""

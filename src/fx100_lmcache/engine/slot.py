@@ -23,6 +23,8 @@ class EngineOptions:
     ----------
     reader_threads, writer_threads : int
         Per member. Writers are fewer, so that reads overtake writes.
+    read_in_flight_bytes : int
+        Per member, what the kernel has of reads at a time, in native lanes.
     max_io_bytes : int
         Cap of one call: larger ones are known to fail on some NVMe/TCP targets.
     native : bool
@@ -33,6 +35,7 @@ class EngineOptions:
 
     reader_threads: int = 16
     writer_threads: int = 4
+    read_in_flight_bytes: int = 4 * 1024 * 1024
     max_io_bytes: int = 1024 * 1024
     native: bool = True
     probe_interval_s: float = 1.0
@@ -100,6 +103,10 @@ class ThreadedLanes:
         self._reaper = NativeReaper() if options.native and native_available() else None
         self.kind = "python" if self._reaper is None else "native"
         readers, writers = options.reader_threads, options.writer_threads
+        self._in_flight_bytes = {
+            "reads": options.read_in_flight_bytes,
+            "writes": writers * options.max_io_bytes,
+        }
         self._threads = {"reads": readers, "writes": writers, "bounced": max(2, readers // 4)}
 
     def make(self, what: str, slot: MemberSlot, finish: Finish) -> Lane:
@@ -110,7 +117,8 @@ class ThreadedLanes:
             return slot.max_io_bytes
 
         if self._reaper is not None and member.fileno() is not None and what != "bounced":
-            return NativeLane(member, threads, limit, finish, self._reaper)
+            in_flight_bytes = self._in_flight_bytes[what]
+            return NativeLane(member, threads, in_flight_bytes, limit, finish, self._reaper)
         return PythonLane(member, threads, limit, finish, f"fx100-m{slot.index}-{what}")
 
     def close(self) -> None:
