@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.progress import Progress, track
 
 from benchmarks import options
@@ -243,18 +242,11 @@ def _from_processes(home: Path, number: int, load: Load) -> list[dict[str, Any]]
 
 
 def _sharded_volume(home: Path, shards: int, chunk_bytes: int, count: int) -> Path:
-    from fx100_lmcache import config as settings
-    from fx100_lmcache.mount import format_members, plan_format
+    from fx100_lmcache.testing.volumes import file_volume
 
     size_kib = (count * chunk_bytes * 5 // 4 // 4 + (64 << 20)) // KIB
-    listed = [{"path": str(home / f"member-{n}"), "size": f"{size_kib}KiB"} for n in range(4)]
-    whole = {"volume": {"members": listed, "object": chunk_bytes, "shards": shards}}
-    path = home / "fx100.yaml"
-    path.write_text(yaml.safe_dump(whole))
-    loaded = settings.load(path)
-    for member in format_members(loaded, plan_format(loaded)).members:
-        member.close()
-    return path
+    told = {"object": chunk_bytes, "shards": shards}
+    return file_volume(home, members=4, size=f"{size_kib}KiB", volume=told)
 
 
 def _own_shard(

@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from fx100_lmcache.config import Config, load, parse
-from fx100_lmcache.mount import format_members, plan_format
+from fx100_lmcache.config import Config, parse
 from fx100_lmcache.nvmf.check import Finding, Severity
+from fx100_lmcache.testing.volumes import file_volume
 
 PROBLEM, WARNING, NOTE, OK = Severity.PROBLEM, Severity.WARNING, Severity.NOTE, Severity.OK
 
@@ -22,15 +22,8 @@ def config_of(**sections: Any) -> Config:
 
 def write_volume(directory: Path, *, members: int = 2, size: str = "4MiB", **sections: Any) -> Path:
     """Write a YAML of a file volume and format it."""
-    directory.mkdir(parents=True, exist_ok=True)
-    listed = [{"path": str(directory / f"m{n}"), "size": size} for n in range(members)]
-    volume = {"members": listed, "object": "64KiB", **sections.pop("volume", {})}
-    path = directory / "fx100.yaml"
-    path.write_text(yaml.safe_dump({"volume": volume, **sections}))
-    config = load(path)
-    for member in format_members(config, plan_format(config)).members:
-        member.close()
-    return path
+    volume = {"object": "64KiB", **sections.pop("volume", {})}
+    return file_volume(directory, members=members, size=size, volume=volume, **sections)
 
 
 def inprocess_settings(config: Path | str | None, **fields: Any) -> dict[str, Any]:

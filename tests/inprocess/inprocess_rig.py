@@ -19,17 +19,17 @@ from lmcache.v1.metadata import LMCacheMetadata
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 from lmcache.v1.storage_backend.storage_manager import StorageManager
 
-from fx100_lmcache import config as settings
 from fx100_lmcache.config import Config
 from fx100_lmcache.engine.lane_engine import LaneEngine
 from fx100_lmcache.engine.slot import EngineOptions
 from fx100_lmcache.lmcache import inprocess_registry
 from fx100_lmcache.lmcache.plugin import FX100StoragePlugin
-from fx100_lmcache.mount import Mounted, format_members, plan_format, store_options
+from fx100_lmcache.mount import Mounted, store_options
 from fx100_lmcache.ondisk.inode import unpack_location
 from fx100_lmcache.store import Store
 from fx100_lmcache.testing.harness import small_geometry
 from fx100_lmcache.testing.memory import MemoryMember
+from fx100_lmcache.testing.volumes import file_volume
 from fx100_lmcache.volume import assemble, format_volume, read_label
 
 MODEL = "test/model"
@@ -40,6 +40,7 @@ LAYER_SHAPE = torch.Size([CHUNK_TOKENS, 2, HEADS * HEAD_SIZE])
 CHUNK_BYTES = SHAPE.numel() * 2
 WAIT_S = 30.0
 POOL_BYTES = 8 << 20
+SMALL_IO = {"max_write_in_flight": "64MiB", "reader_threads": 4, "writer_threads": 2}
 
 
 # ----- volumes
@@ -49,23 +50,13 @@ def write_config(
     directory: Path, *, members: int = 2, size: str = "8MiB", shards: int = 1, **sections: Any
 ) -> Path:
     """Write a YAML of a file volume and format it."""
-    config = {
-        "volume": {
-            "members": [{"path": str(directory / f"m{n}"), "size": size} for n in range(members)],
-            "object": CHUNK_BYTES,
-            "bytes_per_inode": CHUNK_BYTES,
-            "shards": shards,
-        },
-        "io": {"max_write_in_flight": "64MiB", "reader_threads": 4, "writer_threads": 2},
-        "identity": {"namespaces": {MODEL: "r1"}},
-        **sections,
-    }
-    path = directory / "fx100.yaml"
-    path.write_text(yaml.safe_dump(config))
-    loaded = settings.load(path)
-    for member in format_members(loaded, plan_format(loaded)).members:
-        member.close()
-    return path
+    return file_volume(
+        directory,
+        members=members,
+        size=size,
+        volume={"object": CHUNK_BYTES, "bytes_per_inode": CHUNK_BYTES, "shards": shards},
+        **{"io": SMALL_IO, "identity": {"namespaces": {MODEL: "r1"}}, **sections},
+    )
 
 
 def rewrite_config(path: Path, **sections: Any) -> None:

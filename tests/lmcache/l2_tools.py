@@ -9,22 +9,21 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-import yaml
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
 from lmcache.v1.distributed.internal_api import L2AdapterListener, L2StoreResult
 from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 from lmcache.v1.platform import consume_fd
 
-from fx100_lmcache import config as settings
 from fx100_lmcache.aligned import zero_buffer
 from fx100_lmcache.config import Config, DeadlineConfig, IdentityConfig, MemberConfig, VolumeConfig
 from fx100_lmcache.engine.lane_engine import LaneEngine
 from fx100_lmcache.engine.slot import EngineOptions
 from fx100_lmcache.lmcache.l2_adapter import FX100L2Adapter
-from fx100_lmcache.mount import Mounted, format_members, plan_format
+from fx100_lmcache.mount import Mounted
 from fx100_lmcache.store import Store, StoreOptions
 from fx100_lmcache.testing.harness import Rig, small_geometry
 from fx100_lmcache.testing.memory import MemoryMember, memory_members
+from fx100_lmcache.testing.volumes import file_volume
 from fx100_lmcache.volume import assemble, format_volume
 
 MODEL = "test/model"
@@ -34,21 +33,14 @@ CHUNK_BYTES = 64 * 1024
 
 def write_config(directory: Path, *, members: int = 4, size: str = "8MiB", **sections: Any) -> Path:
     """Write a YAML of a file volume and format it."""
-    config = {
-        "volume": {
-            "members": [{"path": str(directory / f"m{n}"), "size": size} for n in range(members)],
-            "object": CHUNK_BYTES,
-        },
-        "io": {"max_write_in_flight": "64MiB", "reader_threads": 4, "writer_threads": 2},
-        "identity": {"namespaces": {MODEL: "r1"}},
-        **sections,
-    }
-    path = directory / "fx100.yaml"
-    path.write_text(yaml.safe_dump(config))
-    loaded = settings.load(path)
-    for member in format_members(loaded, plan_format(loaded)).members:
-        member.close()
-    return path
+    small_io = {"max_write_in_flight": "64MiB", "reader_threads": 4, "writer_threads": 2}
+    return file_volume(
+        directory,
+        members=members,
+        size=size,
+        volume={"object": CHUNK_BYTES},
+        **{"io": small_io, "identity": {"namespaces": {MODEL: "r1"}}, **sections},
+    )
 
 
 @contextmanager

@@ -14,30 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from fx100_lmcache.cli.adapter import adapter_spec
 from fx100_lmcache.config import load
-from fx100_lmcache.mount import format_members, plan_format
+from fx100_lmcache.testing.volumes import file_volume
 
 WORKER = Path(__file__).with_name("metrics_worker.py")
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
 def volume(directory: Path, **metrics: Any) -> Path:
-    members = [{"path": str(directory / f"m{n}"), "size": "8MiB"} for n in range(2)]
-    content = {
-        "volume": {"members": members, "object": "64KiB", "shards": 2},
-        "metrics": metrics,
-    }
-    path = directory / "fx100.yaml"
-    path.write_text(yaml.safe_dump(content))
-    config = load(path)
-    for member in format_members(config, plan_format(config)).members:
-        member.close()
-    return path
+    told = {"object": "64KiB", "shards": 2}
+    return file_volume(directory, volume=told, metrics=metrics)
 
 
 def free_port() -> int:
