@@ -38,7 +38,7 @@ def test_defaults_are_those_of_the_design():
     assert config.volume.inode_bytes == 1024
     assert config.stripe.width == "all"
     assert (config.io.reader_threads, config.io.writer_threads) == (16, 4)
-    assert config.io.max_io_bytes == 1 << 20
+    assert (config.io.max_io_bytes, config.io.read_in_flight_bytes) == (2 << 20, 8 << 20)
     assert config.io.max_write_bytes == 8 << 30
     assert config.deadlines.store_s <= 60
     assert config.deadlines.stuck_io_s < 600

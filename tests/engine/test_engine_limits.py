@@ -49,6 +49,15 @@ def test_refused_large_calls_teach_the_limit(
     assert engine.states()[0].errors == 0
 
 
+def test_pieces_just_under_the_cap_teach_a_round_limit(make_engine: MakeEngine) -> None:
+    """A quarter of a chunk of 8,126,464 bytes, where the target takes 1 MiB."""
+    member = MemoryMember(16 * MIB, max_io_bytes=MIB, too_large_errno=errno.EIO)
+    engine = make_engine([member], max_io_bytes=2 * MIB)
+    for _ in range(3):
+        assert write_at(engine, 0, buffer_of(pattern(2_031_616))).statuses == [Status.OK]
+    assert engine.states()[0].max_io_bytes == MIB
+
+
 def test_invalid_is_halved_until_it_fits(make_engine: MakeEngine) -> None:
     member = MemoryMember(16 * MIB, max_io_bytes=128 * KIB)
     engine = make_engine([member], max_io_bytes=4 * MIB)
@@ -59,7 +68,7 @@ def test_invalid_is_halved_until_it_fits(make_engine: MakeEngine) -> None:
 def test_one_io_error_does_not_shrink_the_limit(make_engine: MakeEngine) -> None:
     """A path that is lost for a moment fails once, too."""
     member = MemoryMember(16 * MIB)
-    engine = make_engine([member])
+    engine = make_engine([member], max_io_bytes=MIB)
     for _ in range(3):
         member.faults = [Fault("error", "read", value=errno.EIO)]
         assert read_at(engine, 0, buffer_of(bytes(2 * MIB))).statuses == [Status.OK]

@@ -121,17 +121,17 @@ class IoConfig(Section):
         description="Writing threads per member, no more than reader_threads: reads come first.",
     )
     read_in_flight_bytes: Annotated[int, size_field(128 * KIB, GIB)] = Field(
-        default=4 * MIB,
+        default=8 * MIB,
         validation_alias="read_in_flight",
         description="Bytes of each member's reads in flight, per process (native engine; the "
         "Python one has reader_threads alone). The bandwidth of one member times the latency of "
         "a read is enough (3 GB/s x 1 ms = 3 MB); more makes the first session wait for the last.",
     )
     max_io_bytes: Annotated[int, size_field(128 * KIB, 16 * MIB, multiple_of=BLOCK_BYTES)] = Field(
-        default=MIB,
+        default=2 * MIB,
         validation_alias="max_io",
-        description="Bytes of the largest single read or write; larger ones than 1MiB are known "
-        "to fail on some NVMe/TCP targets.",
+        description="Bytes of the largest single read or write. Some NVMe/TCP targets fail on "
+        "more than 1MiB; then smaller ones are tried, and used from there on.",
     )
     max_write_bytes: Annotated[int, size_field(MIB, TIB)] = Field(
         default=8 * GIB,

@@ -12,8 +12,7 @@
  * the bandwidth of LMCache's unchecked reads, against 0.88 with 1 MiB).
  *
  * Where calls do wait, depth costs as well: requests overtake each other, and the first session of
- * eight comes as late as the last (64 MiB in flight on one disk: median 206 ms, 16 MiB: 152, 8:
- * 139). So a pool may have a budget of bytes that the kernel has at a time; threads past it wait.
+ * eight comes as late as the last (64 MiB in flight on one disk: median 206 ms, 16 MiB: 152). So a pool may have a budget of bytes that the kernel has at a time; threads past it wait.
  *
  * Reads may be submitted as a batch over several pools. While all goes well Python hears of the
  * last one only; of one that fails, or does not hash to what it must, it hears at once. After

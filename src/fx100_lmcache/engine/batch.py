@@ -140,7 +140,7 @@ class NativeBatch:
             lengths = batch.lengths[good & (batch.members == member)]
             if len(lengths):
                 slot.health.note_success()
-                if lengths.max() >= slot.max_io_bytes:
+                if lengths.max() > slot.max_io_bytes // 2:
                     slot.refusals = 0
 
     def _go_on(self, job: Job, first: int, good: Flags) -> None:

@@ -30,6 +30,7 @@ RETIRED_S = 2.0  # a replaced member is kept open at least so long
 MAX_STUCK = 64  # transfers of one member that may be left in the kernel, over all its returns
 _SLICE = 32  # jobs submitted at a time: the first reads are under way while the next are made
 _PAGE_BYTES = 4096  # no logical block is larger
+_IO_ERROR_LIMIT_BYTES = 512 * 1024  # nothing is known that answers EIO to these for their size
 _TOO_LARGE_ERRORS = frozenset({errno.EIO, errno.EINVAL, errno.EREMOTEIO})
 
 Probe = Callable[[int, Member], "Member | None"]
@@ -193,18 +194,21 @@ class LaneEngine:
 
     def _retry_smaller(self, slot: MemberSlot, transfer: Transfer, problem: OSError) -> bool:
         """Try again in calls of half the size: some targets refuse large ones."""
-        used = min(transfer.max_io_bytes or slot.max_io_bytes, transfer.length)
+        smaller = (transfer.max_io_bytes or slot.max_io_bytes) // 2
+        while smaller and smaller >= transfer.length:
+            smaller //= 2
+        smaller = smaller // SMALLEST_IO_BYTES * SMALLEST_IO_BYTES
         with transfer.job.lock:
             if (
                 transfer.status is not Status.PENDING
                 or transfer.stuck  # the deadline has passed
                 or problem.errno not in _TOO_LARGE_ERRORS
-                or used // 2 < SMALLEST_IO_BYTES
+                or smaller == 0
             ):
                 return False
-            if transfer.max_io_bytes and problem.errno != errno.EINVAL:
-                return False  # EIO twice is a broken device, not a limit
-            transfer.max_io_bytes = used // 2 // SMALLEST_IO_BYTES * SMALLEST_IO_BYTES
+            if 0 < transfer.max_io_bytes <= _IO_ERROR_LIMIT_BYTES and problem.errno != errno.EINVAL:
+                return False  # that is a broken device, not a limit
+            transfer.max_io_bytes = smaller
             transfer.started = False
             transfer.error = problem
         log.warning("%s: %s; trying again in smaller calls", slot.member.name, problem)

@@ -26,7 +26,8 @@ class EngineOptions:
     read_in_flight_bytes : int
         Per member, what the kernel has of reads at a time, in native lanes.
     max_io_bytes : int
-        Cap of one call: larger ones are known to fail on some NVMe/TCP targets.
+        Cap of one call. Some NVMe/TCP targets fail on calls of more than 1 MiB, see
+        :meth:`MemberSlot.learn_limit`; where they do not, 2 MiB are up to a tenth faster.
     native : bool
         Move aligned pieces without the GIL where the extension was built.
     probe_interval_s : float
@@ -35,8 +36,8 @@ class EngineOptions:
 
     reader_threads: int = 16
     writer_threads: int = 4
-    read_in_flight_bytes: int = 4 * 1024 * 1024
-    max_io_bytes: int = 1024 * 1024
+    read_in_flight_bytes: int = 8 * 1024 * 1024
+    max_io_bytes: int = 2 * 1024 * 1024
     native: bool = True
     probe_interval_s: float = 1.0
 
@@ -68,7 +69,7 @@ class MemberSlot:
         smaller calls worked: all that was in flight when a path was lost fails once, too.
         """
         if not transfer.max_io_bytes:
-            if transfer.length >= self.max_io_bytes:
+            if transfer.length > self.max_io_bytes // 2:  # more than would be learnt
                 self.refusals = 0
             return
         cause = transfer.error
