@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import stat
 import subprocess
@@ -28,12 +29,20 @@ from fx100_lmcache.geometry import LABEL_BYTES
 from fx100_lmcache.members.device import DeviceMember, open_member
 from fx100_lmcache.nvmf.errors import NvmeError
 from fx100_lmcache.nvmf.identity import NamespaceIdentity
-from fx100_lmcache.nvmf.plan import GOING_STATES
-from fx100_lmcache.nvmf.reconnect import Reconnector, connect_as_configured
+from fx100_lmcache.nvmf.preflight import Obstacle, obstacles
+from fx100_lmcache.nvmf.reconnect import (
+    LOOK_S,
+    PathWatch,
+    Reconnector,
+    connect_as_configured,
+    missing_paths,
+)
 from fx100_lmcache.nvmf.resolve import identity_of, resolve_all
 from fx100_lmcache.nvmf.snapshot import Namespace, Snapshot
 from fx100_lmcache.nvmf.sysfs import Sysfs
 from fx100_lmcache.volume import read_label
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -53,22 +62,39 @@ def _resolved(wanted: Sequence[NamespaceIdentity]) -> list[Path | NvmeError]:
     return [Path(each.device) if isinstance(each, Namespace) else each for each in found]
 
 
-def reconnector(
-    nvme: NvmeConfig, count: Callable[[str], None], stopped: Callable[[], bool]
-) -> Reconnector:
-    """Make what connects the configured subsystems again when they are lost."""
+def watch_paths(
+    nvme: NvmeConfig | None, count: Callable[[str], None], stopped: Callable[[], bool]
+) -> PathWatch | None:
+    """Begin to connect lost paths of the configured subsystems again, where that is wanted.
 
-    def lost(nqn: str) -> bool:
-        controllers = nvme_snapshot().controllers(nqn)
-        return all(controller.state in GOING_STATES for controller in controllers)
-
-    return Reconnector(
+    Parameters
+    ----------
+    count : callable
+        Told what to count, see `Reconnector`.
+    stopped : callable
+        Whether nothing is to be connected any more.
+    """
+    if nvme is None or not nvme.reconnect:
+        return None
+    for obstacle in reconnect_obstacles(nvme):
+        log.warning(
+            "nvme.reconnect is on, but this process could not connect a lost path: %s", obstacle
+        )
+    reconnector = Reconnector(
         nvme,
-        lost=lost,
+        look=lambda: _off_loop(missing_paths(nvme, Sysfs())),
         connect=lambda wanted: _off_loop(connect_as_configured(nvme, wanted)),
         count=count,
         stopped=stopped,
     )
+    watch = PathWatch(reconnector.attempt, LOOK_S)
+    watch.start()
+    return watch
+
+
+def reconnect_obstacles(nvme: NvmeConfig) -> list[Obstacle]:
+    """Return why this process could not connect; empty if it could."""
+    return _off_loop(obstacles(nvme))
 
 
 def nvme_snapshot() -> Snapshot:

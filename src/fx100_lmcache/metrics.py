@@ -88,7 +88,7 @@ EVENTS = {
     "deadline_misses": "loads and puts that were not done in time",
     "bounced_transfers": "transfers copied through a buffer of our own",
     "erase_failures": "inodes that could not be erased; tried again",
-    "nvme_reconnects": "NVMe-oF subsystems that the kernel had given up, connected again",
+    "nvme_reconnects": "NVMe-oF paths that the kernel had given up, connected again",
     "nvme_reconnect_failures": "attempts at that which failed",
     "torn_inodes": "inodes that a crash had left half written",
     "unreadable_inodes": "inodes that a device could not read when the volume was opened",

@@ -18,10 +18,10 @@ from fx100_lmcache.access import (
     name_of,
     open_members,
     open_to_format,
-    reconnector,
     refuse_dev,
     silent_devices,
     silent_error,
+    watch_paths,
 )
 from fx100_lmcache.config import Config
 from fx100_lmcache.engine.lane_engine import LaneEngine
@@ -32,6 +32,7 @@ from fx100_lmcache.geometry import Geometry, plan_geometry
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.members.device import DeviceMember, create_file, open_member
 from fx100_lmcache.nvmf.errors import NvmeError
+from fx100_lmcache.nvmf.reconnect import PathWatch
 from fx100_lmcache.store import Store, StoreOptions
 from fx100_lmcache.volume import (
     Contents,
@@ -48,16 +49,25 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Mounted:
-    """An open store with everything under it."""
+    """An open store with everything under it.
+
+    Attributes
+    ----------
+    paths : PathWatch or None
+        What connects lost paths again, where that is wanted.
+    """
 
     config: Config
     volume: Volume
     engine: LaneEngine
     store: Store
+    paths: PathWatch | None = None
 
     def close(self) -> int:
         """Close within the configured deadline; return transfers left in the kernel."""
         left = self.store.close(self.config.deadlines.close_s)
+        if self.paths is not None:
+            self.paths.stop()
         if not left:  # a descriptor that the kernel still uses must not be reused
             for index in range(len(self.volume.members)):
                 self.engine.member(index).close()
@@ -135,7 +145,8 @@ def mount(
     for member in volume.members:
         if member.io_mode != "direct" and config.io.direct != "off":
             log.warning("%s: direct I/O does not work here, using the page cache", member.name)
-    return Mounted(config, volume, engine, store)
+    probe.paths = watch_paths(config.nvme, store.count, lambda: store.closing)
+    return Mounted(config, volume, engine, store, probe.paths)
 
 
 def engine_options(config: Config) -> EngineOptions:
@@ -175,16 +186,14 @@ class _Probe:
         self._in_use: list[Member] = list(volume.members)
         self._said: dict[int, str] = {}
         self.store: Store | None = None
-        self._reconnector = None
-        if config.nvme is not None and config.nvme.reconnect:
-            self._reconnector = reconnector(config.nvme, self._count, self._closing)
+        self.paths: PathWatch | None = None
 
     def __call__(self, index: int, member: Member) -> Member | None:
         """Return the member if its label can be read, else one opened anew, else None."""
         if self._is_ours(index, member):
             return member
-        if self._reconnector is not None:
-            self._reconnector.attempt()
+        if self.paths is not None:
+            self.paths.look_now()
         open_fds = (each.fileno() for each in self._in_use)
         in_use = {name_of(os.fstat(fd)) for fd in open_fds if fd is not None}
         for path in locate(self._config.volume.members):
@@ -202,13 +211,6 @@ class _Probe:
                 self._in_use[index] = opened
                 return opened
         return None
-
-    def _closing(self) -> bool:
-        return self.store is not None and self.store.closing
-
-    def _count(self, event: str) -> None:
-        if self.store is not None:
-            self.store.count(event)
 
     def _reopened(self, index: int, path: Path) -> Member | None:
         with contextlib.ExitStack() as undo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import time
@@ -19,6 +20,8 @@ from fx100_lmcache.config import load
 from fx100_lmcache.engine.base import IoBuffer
 from fx100_lmcache.mount import Mounted, format_members, mount, plan_format
 from fx100_lmcache.nvmf.plan import HostIdentity
+from fx100_lmcache.nvmf.snapshot import Controller
+from fx100_lmcache.nvmf.sysfs import Sysfs
 from fx100_lmcache.store import LoadItem, LoadResult, PutItem
 from fx100_lmcache.testing.harness import META, digest_of
 
@@ -33,11 +36,17 @@ GRACE_S = 1.0
 
 
 class Array:
-    """Subsystems with one namespace each, every one behind a port of its own, and their YAML."""
+    """Subsystems with one namespace each, every one behind a port of its own, and their YAML.
 
-    def __init__(self, target: Target, host: HostIdentity, folder: Path) -> None:
+    With transport loop, which has no addresses, all of them share one port.
+    """
+
+    def __init__(
+        self, target: Target, host: HostIdentity, folder: Path, transport: str = "tcp"
+    ) -> None:
         self.target = target
         self.host = host
+        self.transport = transport
         self.yaml = folder / "fx100.yaml"
         self.subsystems: list[TargetSubsystem] = []
         self.ports: list[list[TargetPort]] = []
@@ -46,11 +55,16 @@ class Array:
         """Make a subsystem with namespace 1, offered by `paths` new ports."""
         subsystem = self.target.subsystem("abcdefgh"[len(self.subsystems)])
         subsystem.add_namespace(1, size_bytes, lba_bytes)
-        ports = [self.target.tcp_port() for _ in range(paths)]
+        ports = [self._port() for _ in range(paths)]
         for port in ports:
             port.offer(subsystem)
         self.subsystems.append(subsystem)
         self.ports.append(ports)
+
+    def _port(self) -> TargetPort:
+        if self.transport == "tcp":
+            return self.target.tcp_port()
+        return self.ports[0][0] if self.ports else self.target.loop_port()
 
     def configure(
         self,
@@ -70,7 +84,12 @@ class Array:
         listed = [
             {
                 "subsystem_nqn": subsystem.nqn,
-                "addresses": [{"traddr": ADDRESS, "trsvcid": port.service} for port in ports],
+                "transport": self.transport,
+                "addresses": [
+                    {"traddr": ADDRESS, "trsvcid": port.service}
+                    for port in ports
+                    if port.transport == "tcp"
+                ],
                 "reconnect_delay": "1s",
                 **(timers or {}),
             }
@@ -104,6 +123,10 @@ class Array:
         """Remove a subsystem's controllers, as an operator does; all of them by default."""
         for number in numbers or range(len(self.subsystems)):
             sh("nvme", "disconnect", "-n", self.subsystems[number].nqn)
+
+    def controllers(self, number: int) -> list[Controller]:
+        """Return what the kernel has of a subsystem, live or not."""
+        return list(asyncio.run(Sysfs().snapshot()).controllers(self.subsystems[number].nqn))
 
     def format(self) -> None:
         config = load(self.yaml)

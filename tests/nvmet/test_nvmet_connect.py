@@ -1,12 +1,15 @@
 """Discover, connect, disconnect with the real nvme-cli against a real target."""
 
 import asyncio
+import os
 import subprocess
 
 import pytest
 from nvmet_host import wanted
 from nvmet_target import ADDRESS, Target, sh
 
+from fx100_lmcache.access import reconnect_obstacles
+from fx100_lmcache.config import NvmeConfig
 from fx100_lmcache.nvmf.connect import connect_subsystem, disconnect_subsystem
 from fx100_lmcache.nvmf.errors import (
     AuthenticationError,
@@ -17,6 +20,8 @@ from fx100_lmcache.nvmf.errors import (
     UnreachableError,
 )
 from fx100_lmcache.nvmf.plan import HostIdentity
+
+NOBODY = 65534
 
 
 def test_discover_lists_what_the_port_offers(target: Target, cli):
@@ -173,6 +178,21 @@ def test_a_connection_under_another_host_name_is_told(target: Target, cli, sysfs
 
     assert report.done == []
     assert any(f"connected under host NQN {host.nqn}" in note for note in report.notes)
+
+
+def test_what_keeps_a_process_from_connecting_is_told(target: Target, host):
+    subsystem, port = target.subsystem(), target.tcp_port()
+    section = NvmeConfig(subsystems=(wanted(subsystem, port),), host_nqn=host.nqn, host_id=host.id)
+    assert reconnect_obstacles(section) == []
+
+    os.seteuid(NOBODY)
+    try:
+        [found] = reconnect_obstacles(section)
+    finally:
+        os.seteuid(0)
+
+    assert found.what == "/dev/nvme-fabrics cannot be opened (Permission denied)"
+    assert found.do.startswith("run as root")
 
 
 def test_secret_reaches_the_kernel_by_file_only(target: Target, cli, sysfs, host, tmp_path):

@@ -15,16 +15,18 @@ CHUNKS = 117  # of 256 tokens: a session of 29,800
 
 
 @pytest.fixture
-def array(target: Target, host, tmp_path) -> Array:
-    return Array(target, host, tmp_path)
+def array(target: Target, host, tmp_path, request) -> Array:
+    """Make an array without members; over tcp, unless a test asks for another transport."""
+    return Array(target, host, tmp_path, getattr(request, "param", "tcp"))
 
 
+@pytest.mark.parametrize("array", ["tcp", "loop"], indirect=True)
 def test_session_survives_a_reconnect_under_other_names(array: Array):
     for _ in range(4):
         array.add()
     config = array.configure()
-    offered = json.loads(fx100("nvme", "discover", config, "--json").stdout)["addresses"]
-    assert [each["offered"][0]["configured"] for each in offered] == [True] * 4
+    asked = json.loads(fx100("nvme", "discover", config, "--json").stdout)["addresses"]
+    assert [one["configured"] for each in asked for one in each["offered"]] == [True] * 4
     array.connect()
     again = fx100("nvme", "connect", config)
     assert again.exit_code == 0

@@ -152,7 +152,7 @@ def test_controller_dropped_after_its_loss_time_out_comes_back_after_a_connect(a
         before = run.mounted.engine.member(HIT)
         run.port.take_away()
         away_s = run.wait_away()
-        wait_until("the node vanishes", lambda: not controllers(run))
+        wait_until("the node vanishes", lambda: not array.controllers(HIT))
         run.others_go_on()
         run.told()
         run.port.give_back()
@@ -172,7 +172,7 @@ def test_controller_dropped_after_its_loss_time_out_is_connected_again_by_itself
         run.port.take_away()
         away_s = run.wait_away()
         failures = lambda: run.mounted.store.counts().get("nvme_reconnect_failures", 0)  # noqa: E731
-        wait_until("the node vanishes", lambda: not controllers(run))
+        wait_until("the node vanishes", lambda: not array.controllers(HIT))
         wait_until("a connect fails", lambda: failures() >= 1)
         run.others_go_on()
         run.told()
@@ -182,16 +182,6 @@ def test_controller_dropped_after_its_loss_time_out_is_connected_again_by_itself
         assert run.mounted.engine.member(HIT) is not before
         assert run.mounted.store.counts()["nvme_reconnects"] == 1
         run.end("port away, ctrl_loss, reconnected", away_s, back_s)
-
-
-def controllers(run: Running) -> list[str]:
-    """Return the names of the struck subsystem's controllers."""
-    import asyncio
-
-    from fx100_lmcache.nvmf.sysfs import Sysfs
-
-    nqn = run.array.subsystems[HIT].nqn
-    return [each.name for each in asyncio.run(Sysfs().snapshot()).controllers(nqn)]
 
 
 def test_silent_packet_loss_is_bounded_by_our_deadline(array):
@@ -347,10 +337,10 @@ def test_striped_volume_goes_on_with_the_rest(target, host, tmp_path):
 
 def test_controller_reset_is_not_noticed(array):
     with running(array) as run:
-        [name] = controllers(run)
+        [controller] = array.controllers(HIT)
         start = time.monotonic()
         for _ in range(3):
-            reset(name)
+            reset(controller.name)
             time.sleep(0.3)
         time.sleep(1)
 

@@ -1,10 +1,13 @@
-"""Two paths to every namespace: ANA failover under traffic, and no usable path at all."""
+"""Two paths to every namespace: ANA failover under traffic, no usable path, and one path lost."""
 
 import time
 
 import pytest
 from nvmet_store import Array, Traffic, put, wait_until
-from nvmet_target import Target
+from nvmet_target import Target, sh
+
+from fx100_lmcache import access
+from fx100_lmcache.mount import Mounted
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -61,6 +64,68 @@ def test_lost_port_of_two_is_covered_by_the_other(array: Array):
         assert len(missed) <= 3
         assert mounted.store.problems() == []
         print(f"\nport lost: {traffic.summary()}")
+
+
+def live(array: Array, number: int) -> list[str]:
+    """Return the ports over which a subsystem is connected now."""
+    there = array.controllers(number)
+    return sorted(each.address.trsvcid for each in there if each.state == "live")
+
+
+def counted(mounted: Mounted, event: str) -> int:
+    return mounted.store.counts().get(event, 0)
+
+
+def end(mounted: Mounted, traffic: Traffic, what: str) -> None:
+    """Check that nothing is lost, and that only what was in flight on the path was missed."""
+    traffic.__exit__(None)
+    traffic.check()
+    traffic.all_back()
+    missed = [call for call in traffic.calls if call.outcome not in ("hit", "stored")]
+    assert len(missed) <= 3, missed
+    assert mounted.store.problems() == []
+    print(f"\n{what}: {traffic.summary()}")
+    print(f"  counts: {mounted.store.counts()}")
+
+
+def test_removed_path_of_two_is_connected_again_by_itself(array: Array, monkeypatch):
+    monkeypatch.setattr(access, "LOOK_S", 2.0)
+    array.configure(reconnect=True)
+    set_paths(array, "optimized", "optimized")
+    both = live(array, 0)
+    assert len(both) == 2
+    with array.mounted() as mounted, Traffic(mounted, readers=3) as traffic:
+        sh("nvme", "disconnect", "-d", array.controllers(0)[1].name)
+        removed = time.monotonic()
+        back_s = wait_until("both paths are live", lambda: live(array, 0) == both)
+        wait_until("it is counted", lambda: counted(mounted, "nvme_reconnects") == 1)
+        wait_until("loads hit", lambda: len(traffic.since(removed, "hit")) >= 10)
+
+        assert counted(mounted, "nvme_reconnect_failures") == 0
+        end(mounted, traffic, f"path removed, back after {back_s:.1f} s")
+
+
+def test_path_of_two_that_the_kernel_gives_up_is_connected_again_by_itself(
+    array: Array, monkeypatch
+):
+    monkeypatch.setattr(access, "LOOK_S", 2.0)
+    array.configure(reconnect=True, timers={"ctrl_loss_timeout": "3s", "fast_io_fail": "2s"})
+    array.connect()  # sets the time-outs
+    set_paths(array, "optimized", "optimized")
+    both = live(array, 0)
+    second = array.ports[0][1]
+    with array.mounted() as mounted, Traffic(mounted, readers=3) as traffic:
+        second.take_away()
+        wait_until("one path is given up", lambda: len(array.controllers(0)) == 1)
+        wait_until("a connect fails", lambda: counted(mounted, "nvme_reconnect_failures") >= 1)
+        lost = time.monotonic()
+        wait_until("the other one serves", lambda: len(traffic.since(lost, "hit")) >= 10)
+        second.give_back()
+        back_s = wait_until("both paths are live", lambda: live(array, 0) == both)
+        wait_until("it is counted", lambda: counted(mounted, "nvme_reconnects") == 1)
+
+        assert {each.fast_io_fail_s for each in array.controllers(0)} == {2}
+        end(mounted, traffic, f"path given up, back after {back_s:.1f} s")
 
 
 def test_without_a_usable_path_loads_end_at_their_deadline(array: Array):

@@ -1,6 +1,7 @@
 """Executing a plan, with an nvme-cli that edits a sysfs tree in a folder."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from fake_sysfs import HOST_ID, HOST_NQN, NQN, FakeSysfs
@@ -12,6 +13,7 @@ from fx100_lmcache.nvmf.connect import (
     connect_subsystem,
     disconnect_subsystem,
     host_identity,
+    with_numbers,
 )
 from fx100_lmcache.nvmf.errors import (
     AddressError,
@@ -22,6 +24,7 @@ from fx100_lmcache.nvmf.errors import (
 )
 from fx100_lmcache.nvmf.plan import HostIdentity
 from fx100_lmcache.nvmf.runner import NvmeCli, Output
+from fx100_lmcache.nvmf.snapshot import Snapshot
 from fx100_lmcache.nvmf.sysfs import Sysfs
 
 HOST = HostIdentity(HOST_NQN, HOST_ID)
@@ -77,8 +80,9 @@ def test_connects_and_sets_the_time_out_then_does_nothing(tree):
     second = run(connect_subsystem(WANTED, HOST, cli, sysfs))
 
     assert [step.split()[0] for step in first.done] == ["nvme", "nvme", "echo", "echo"]
+    assert [each.traddr for each in first.connected] == ["10.0.0.1", "10.0.0.2"]
     assert {each.fast_io_fail_s for each in run(sysfs.snapshot()).controllers()} == {2}
-    assert second.done == []
+    assert (second.done, second.connected) == ([], [])
     assert second.planned == ["nothing to do"]
     assert cli.calls == ["connect", "connect"]
 
@@ -163,6 +167,30 @@ def test_host_names_are_resolved_before_comparing(tree):
     run(connect_subsystem(wanted, HOST, cli, Sysfs(tree.root)))
 
     assert cli.calls == []
+
+
+def test_a_check_compares_numbers_with_numbers(tree, monkeypatch):
+    """A name that is connected with one of its addresses is no missing path."""
+
+    async def resolve_host(address):
+        if address.traddr == "unknown":
+            raise AddressError("resolve unknown", "no address", "correct it")
+        return [replace(address, traddr=f"10.0.0.{number}") for number in (7, 1)]
+
+    monkeypatch.setattr(connect, "resolve_host", resolve_host)
+    tree.subsystem()
+    tree.controller(address="traddr=10.0.0.1,trsvcid=4420")
+    names = ("array", "unknown")
+    wanted = NvmeSubsystem(
+        subsystem_nqn=NQN, addresses=tuple(NvmeAddress(traddr=each) for each in names)
+    )
+    snapshot = run(Sysfs(tree.root).snapshot())
+
+    [numbered] = run(with_numbers([wanted], snapshot))
+
+    assert [each.traddr for each in numbered.addresses] == ["10.0.0.1", "unknown"]
+    [other] = run(with_numbers([wanted], Snapshot()))
+    assert other.addresses[0].traddr == "10.0.0.7"
 
 
 def test_a_host_name_without_address(tree):

@@ -17,15 +17,17 @@ from fx100_lmcache.members.device import DeviceMember
 from fx100_lmcache.mount import format_members, open_volume, plan_format
 from fx100_lmcache.nvmf.errors import NamespaceNotFoundError, NvmeError
 from fx100_lmcache.nvmf.identity import NamespaceIdentity
+from fx100_lmcache.nvmf.reconnect import PathWatch
 from fx100_lmcache.nvmf.snapshot import Namespace
 from fx100_lmcache.testing.memory import MemoryMember
 
 UUIDS = [f"00000000-0000-4000-8000-00000000000{number}" for number in range(3)]
 
 
-def configured(folder: Path, members: list[dict]) -> Config:
+def configured(folder: Path, members: list[dict], **sections: object) -> Config:
     file = folder / "fx100.yaml"
-    file.write_text(yaml.safe_dump({"volume": {"members": members, "object": "256KiB"}}))
+    volume = {"members": members, "object": "256KiB"}
+    file.write_text(yaml.safe_dump({"volume": volume, **sections}))
     return load(file)
 
 
@@ -187,6 +189,37 @@ def test_a_probe_does_not_touch_members_in_use(volume, opened_paths):
     assert found.name == str(paths[0])
     assert probe(0, gone) is None  # the new one is in use now
     found.close()
+
+
+def test_a_probe_has_lost_paths_looked_for_and_does_not_wait(volume):
+    config, opened, _ = volume
+    asked = []
+    watch = PathWatch(lambda: None, 600)  # never started: nobody would answer
+    watch.look_now = lambda: asked.append("look")
+    probe = mount._Probe(config, opened, exclusive=False)
+    probe.paths = watch
+
+    assert probe(0, opened.members[0]) is opened.members[0]
+    assert asked == []
+    assert probe(0, Gone(4 << 20)) is None
+    assert asked == ["look"]
+
+
+def test_a_store_that_closes_stops_looking_for_lost_paths(tmp_path, monkeypatch):
+    monkeypatch.setattr(access, "reconnect_obstacles", lambda _nvme: [])
+    subsystem = {"subsystem_nqn": "nqn.x", "addresses": [{"traddr": "192.0.2.1"}]}
+    config = configured(
+        tmp_path,
+        [{"path": str(tmp_path / "member-0"), "size": "4MiB"}],
+        nvme={"subsystems": [subsystem]},
+    )
+    for member in format_members(config, plan_format(config)).members:
+        member.close()
+
+    mounted = mount.mount(config)
+    assert mounted.paths._thread.is_alive()
+    assert mounted.close() == 0
+    assert not mounted.paths._thread.is_alive()
 
 
 def test_a_member_that_cannot_be_adopted_is_closed_and_told_once(

@@ -131,7 +131,7 @@ def test_path_of_another_subsystem_is_not_this_one():
         # The kernel keeps a number of attempts: with another delay the loss time-out is another.
         (
             {"reconnect_delay_s": 10, "ctrl_loss_timeout_s": 600},
-            [("reconnect_delay", 2)],
+            [("reconnect_delay", 2), ("ctrl_loss_tmo", 600)],
         ),
         (
             {"reconnect_delay_s": 10, "ctrl_loss_timeout_s": 30},

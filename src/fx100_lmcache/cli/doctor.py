@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from fx100_lmcache.access import reconnect_obstacles
 from fx100_lmcache.claim import holder_text, same_host
 from fx100_lmcache.cli.console import (
     EXIT_FAILED,
@@ -32,13 +33,14 @@ from fx100_lmcache.doctor.engine import check_engine
 from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question, note, problem
 from fx100_lmcache.doctor.loading import check_loading, targets, try_imports
 from fx100_lmcache.doctor.mp import check_adapter
-from fx100_lmcache.doctor.nvme import relevant
+from fx100_lmcache.doctor.nvme import check_reconnect, relevant
 from fx100_lmcache.doctor.ours import check_identity, check_shards, check_space
 from fx100_lmcache.doctor.proof import prove_io
 from fx100_lmcache.doctor.sizes import check_sizes
 from fx100_lmcache.doctor.volume import check_claims, check_volume, shards_needed
 from fx100_lmcache.errors import FX100Error
 from fx100_lmcache.nvmf.check import Finding, Severity, check, worst
+from fx100_lmcache.nvmf.connect import with_numbers
 from fx100_lmcache.nvmf.sysfs import Sysfs
 
 GIB = 1 << 30
@@ -177,6 +179,8 @@ def _program(holder: str) -> str:
 
 
 def _look_at_nvme(config: Config, report: Report) -> Iterator[Finding]:
+    if config.nvme is not None:
+        yield check_reconnect(config.nvme, reconnect_obstacles(config.nvme))
     wanted = config.nvme.subsystems if config.nvme else ()
     devices = {os.path.realpath(member.path) for member in report.members if member.path}
     nqns = {each.subsystem_nqn for each in wanted}
@@ -185,7 +189,8 @@ def _look_at_nvme(config: Config, report: Report) -> Iterator[Finding]:
     except (FX100Error, OSError) as error:
         yield note("nvme", f"not checked: {error}", "a stalled load may not be bounded")
         return
-    yield from check(snapshot, wanted, os.cpu_count() or 1)
+    numbered = asyncio.run(with_numbers(wanted, snapshot))
+    yield from check(snapshot, numbered, os.cpu_count() or 1)
 
 
 def _with_path(finding: Finding, config: Path) -> Finding:

@@ -39,6 +39,7 @@ from fx100_lmcache.nvmf.connect import (
     connect_subsystem,
     disconnect_subsystem,
     host_identity,
+    with_numbers,
 )
 from fx100_lmcache.nvmf.discover import discover
 from fx100_lmcache.nvmf.errors import NvmeError
@@ -173,7 +174,8 @@ def check_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
     """
     settings = load(config)
     snapshot = asyncio.run(Sysfs().snapshot())
-    wanted = settings.nvme.subsystems if settings.nvme else ()
+    configured = settings.nvme.subsystems if settings.nvme else ()
+    wanted = asyncio.run(with_numbers(configured, snapshot))
     findings = check(snapshot, wanted, os.cpu_count() or 1)
     findings += [_missing(at, why) for at, why in _members_in(settings, snapshot)[1].items()]
     gravest = worst(findings)

@@ -15,7 +15,7 @@ room                  what lives there
 ``sizes.py``          host memory and volume against sessions. Pure
 ``inprocess.py``      LMCache's settings inside vLLM. Pure
 ``mp.py``             the adapter of LMCache's server. Pure
-``nvme.py``           controllers and namespaces of this volume, of all that the host has. Pure
+``nvme.py``           controllers and namespaces of this volume; lost paths. Pure
 ====================  =========================================================================
 
 LMCache only logs why a plugin did not start and goes on without it, so nothing else tells.

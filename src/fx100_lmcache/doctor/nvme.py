@@ -1,9 +1,13 @@
-"""Controllers and namespaces of this volume, of all that the host has."""
+"""Controllers and namespaces of this volume, of all that the host has; lost paths."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+from fx100_lmcache.config.nvme import NvmeConfig
+from fx100_lmcache.doctor.findings import note, ok, warning
+from fx100_lmcache.nvmf.check import Finding
+from fx100_lmcache.nvmf.preflight import Obstacle
 from fx100_lmcache.nvmf.snapshot import Snapshot
 
 
@@ -25,3 +29,29 @@ def relevant(snapshot: Snapshot, devices: Collection[str], nqns: Collection[str]
             or any(namespace.device in devices for namespace in subsystem.namespaces)
         )
     )
+
+
+def check_reconnect(nvme: NvmeConfig, obstacles: Sequence[Obstacle]) -> Finding:
+    """Say whether lost paths come back by themselves.
+
+    Parameters
+    ----------
+    obstacles : sequence of Obstacle
+        Why this process could not connect one.
+    """
+    subject, why = "nvme: reconnect", "a path that the kernel gives up stays lost until"
+    if not nvme.reconnect:
+        return note(
+            subject,
+            "nvme.reconnect is off",
+            f"{why} somebody connects it",
+            "after a loss: fx100 nvme connect CONFIG; or set nvme.reconnect: true",
+        )
+    if obstacles:
+        return warning(
+            subject,
+            "; ".join(each.what for each in obstacles),
+            f"{why} somebody connects it: nvme.reconnect is on, but this process could not",
+            "; ".join(each.do for each in obstacles),
+        )
+    return ok(subject, "this process can connect lost paths again")

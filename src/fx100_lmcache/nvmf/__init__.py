@@ -14,6 +14,8 @@ room               what lives there
 ``fabrics.py``     connecting with a secret, which nvme-cli would put on its command line
 ``plan.py``        what has to be done to be connected as wanted. Pure
 ``connect.py``     doing it, twice with the same result
+``reconnect.py``   connecting lost paths again, by a process that has members there
+``preflight.py``   whether this process could
 ``discover.py``    what each configured address offers to this host
 ``check.py``       whether what is there suits the job, why it matters, what to type. Pure
 =================  ============================================================================

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import aiofiles
 
-from fx100_lmcache.config.nvme import NvmeSubsystem
+from fx100_lmcache.config.nvme import NvmeAddress, NvmeSubsystem
 from fx100_lmcache.nvmf.address import FabricAddress
 from fx100_lmcache.nvmf.errors import (
     AddressError,
@@ -29,6 +30,7 @@ from fx100_lmcache.nvmf.plan import (
     wanted_addresses,
 )
 from fx100_lmcache.nvmf.runner import NvmeCli
+from fx100_lmcache.nvmf.snapshot import Snapshot
 from fx100_lmcache.nvmf.sysfs import Sysfs
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,8 @@ class ConnectReport:
         The plan as text.
     done : list of str
         Steps that were made; empty for a dry run, or if everything was in place.
+    connected : list of FabricAddress
+        Paths that these steps connected.
     notes : list of str
         What is not as wanted and no step changes, at the end.
     failures : list of (address, error)
@@ -58,6 +62,7 @@ class ConnectReport:
     subsystem_nqn: str
     planned: list[str]
     done: list[str] = field(default_factory=list)
+    connected: list[FabricAddress] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     failures: list[tuple[FabricAddress, NvmeError]] = field(default_factory=list)
 
@@ -122,7 +127,7 @@ async def connect_subsystem(
         If no path at all is there afterwards (the first path's error), if the host's names cannot
         be used, or if a time-out cannot be set.
     """
-    addresses = [await _resolved(each) for each in wanted_addresses(wanted)]
+    addresses = [(await resolve_host(each))[0] for each in wanted_addresses(wanted)]
     plan = plan_connect(wanted, addresses, host, await sysfs.snapshot())
     report = ConnectReport(wanted.subsystem_nqn, plan.lines(), notes=list(plan.notes))
     if dry_run:
@@ -132,6 +137,7 @@ async def connect_subsystem(
         try:
             await _connect(step, cli)
             report.done.append(str(step))
+            report.connected.append(step.address)
         except AlreadyConnectedError as error:
             # Somebody else was faster, or is connected as another host: the next look decides.
             if not present_at(wanted, step.address, await sysfs.snapshot()):
@@ -141,7 +147,7 @@ async def connect_subsystem(
     if report.failures and len(report.failures) == len(addresses):
         raise report.failures[0][1]
     for address, failure in report.failures:
-        logger.warning("connect %s: no path to %s: %s", wanted.subsystem_nqn, address, failure)
+        logger.info("connect %s: no path to %s: %s", wanted.subsystem_nqn, address, failure)
     left = await _settled(wanted, addresses, host, sysfs)
     report.notes = list(left.notes)
     await _tune(left, sysfs, report)
@@ -204,10 +210,16 @@ async def _tune(plan: ConnectPlan, sysfs: Sysfs, report: ConnectReport) -> None:
         report.done.append(str(step))
 
 
-async def _resolved(address: FabricAddress) -> FabricAddress:
-    """Replace a host name by its address: sysfs and the kernel know only numbers."""
+async def resolve_host(address: FabricAddress) -> list[FabricAddress]:
+    """Replace a host name by each of its addresses: sysfs and the kernel know only numbers.
+
+    Raises
+    ------
+    AddressError
+        If the name has none.
+    """
     if not address.traddr:
-        return address
+        return [address]
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(address.traddr, address.trsvcid, type=socket.SOCK_STREAM)
@@ -217,7 +229,33 @@ async def _resolved(address: FabricAddress) -> FabricAddress:
             f"the name has no address ({error.strerror})",
             "correct traddr, /etc/hosts or DNS; an IP address never needs a name server",
         ) from error
-    return replace(address, traddr=str(found[0][4][0]))
+    return [replace(address, traddr=str(each[4][0])) for each in found]
+
+
+async def with_numbers(
+    subsystems: Sequence[NvmeSubsystem], snapshot: Snapshot
+) -> list[NvmeSubsystem]:
+    """Replace host names by addresses, to compare them with what the kernel has.
+
+    Of a name's addresses it is one that is connected, else the first. A name that has none stays.
+    """
+    return [
+        each.model_copy(
+            update={
+                "addresses": tuple([await _number(each, at, snapshot) for at in each.addresses])
+            }
+        )
+        for each in subsystems
+    ]
+
+
+async def _number(wanted: NvmeSubsystem, at: NvmeAddress, snapshot: Snapshot) -> NvmeAddress:
+    try:
+        meant = await resolve_host(FabricAddress(at.traddr, str(at.trsvcid)))
+    except AddressError:
+        return at
+    there = [each for each in meant if present_at(wanted, each, snapshot)]
+    return at.model_copy(update={"traddr": (there or meant)[0].traddr})
 
 
 async def _line(path: Path) -> str:

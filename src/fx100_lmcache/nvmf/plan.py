@@ -222,9 +222,9 @@ def _tune_steps(wanted: NvmeSubsystem, controller: Controller) -> list[TuneStep]
     delay_s, loss_s = wanted.reconnect_delay_s, wanted.ctrl_loss_timeout_s
     want("reconnect_delay", delay_s, controller.reconnect_delay_s)
     # The kernel keeps the loss time-out as a number of attempts: it shows a multiple of the delay,
-    # and it changes with the delay.
+    # and it changes with the delay, so it is set after that.
     now_s = controller.ctrl_loss_timeout_s
-    if now_s != math.ceil(loss_s / delay_s) * delay_s:
+    if steps or now_s != math.ceil(loss_s / delay_s) * delay_s:
         want("ctrl_loss_tmo", loss_s, now_s, again=True)
     want("fast_io_fail_tmo", wanted.fast_io_fail_s, controller.fast_io_fail_s)
     return steps
