@@ -1,0 +1,8 @@
+"""What all tests need of the process that they run in."""
+
+import signal
+import threading
+
+# a shell starts background jobs with Ctrl-C ignored, and so would everything started from here
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
