@@ -188,11 +188,24 @@ def test_good_setups_are_not_warned_of(tmp_path, caplog):
 
 
 def vllm_stand_in(monkeypatch, **changes):
-    told = {"max_model_len": 1000, "cache_dtype": "fp8_e5m2", "policy": "recompute", **changes}
+    told = {
+        "max_model_len": 1000,
+        "cache_dtype": "fp8_e5m2",
+        "policy": "recompute",
+        "ranks": 1,
+        "hosts": 1,
+        "executor": "mp",
+        **changes,
+    }
     current = types.SimpleNamespace(
         model_config=types.SimpleNamespace(max_model_len=told["max_model_len"]),
         cache_config=types.SimpleNamespace(cache_dtype=told["cache_dtype"]),
         kv_transfer_config=types.SimpleNamespace(kv_load_failure_policy=told["policy"]),
+        parallel_config=types.SimpleNamespace(
+            world_size=told["ranks"],
+            nnodes_within_dp=told["hosts"],
+            distributed_executor_backend=told["executor"],
+        ),
     )
     module = types.SimpleNamespace(get_current_vllm_config_or_none=lambda: current)
     monkeypatch.setitem(sys.modules, "vllm.config", module)
@@ -205,6 +218,26 @@ def test_vllm_is_asked_for_what_lmcache_does_not_say(monkeypatch):
     assert guard.ask_vllm("id") == Host(1000, "fp8_e5m2", "recompute", 0, True)
     monkeypatch.delitem(sys.modules, "vllm.config")
     assert guard.ask_vllm("id") == Host()
+
+
+@pytest.mark.parametrize(
+    ("parallel", "fields", "warned"),
+    [
+        ({"ranks": 2, "hosts": 2}, {}, True),
+        ({"ranks": 2, "executor": "ray"}, {}, True),
+        ({"ranks": 2, "hosts": 2}, {"enable_async_loading": True}, False),
+        ({"ranks": 2}, {}, False),
+        ({"ranks": 1, "executor": "ray"}, {}, False),
+    ],
+)
+def test_ranks_that_may_be_on_other_hosts_are_warned_of(
+    tmp_path, monkeypatch, caplog, parallel, fields, warned
+):
+    vllm_stand_in(monkeypatch, **parallel)
+    path = write_config(tmp_path, shards=2)
+    with plugin_on(path, metadata(world_size=parallel["ranks"]), **fields):
+        pass
+    assert ("may be on other hosts" in caplog.text) == warned
 
 
 def test_eight_bit_kinds_are_told_apart(tmp_path, monkeypatch):

@@ -219,7 +219,8 @@ class SpaceConfig(Section):
         "fresh volume; with 0 they shrink by a quarter.",
     )
     evict_batch_fraction: Annotated[float, fraction_field(0.0001, 0.25)] = Field(
-        default=0.01, description="Share of a shard that one round of our own eviction frees."
+        default=0.01,
+        description="Share of a shard that our own eviction frees at once, by 64 entries at most.",
     )
     trigger_watermark: Annotated[float, fraction_field(0.1, 0.99)] = Field(
         default=0.9,

@@ -43,6 +43,8 @@ class Host:
         Replica of this engine; 0 without data parallelism.
     hears_of_layers : bool
         Whether it can be told of a layer that was not loaded.
+    several_hosts : bool
+        Whether ranks of this engine are on other hosts, or Ray may put them there.
     """
 
     max_model_tokens: int | None = None
@@ -50,6 +52,7 @@ class Host:
     load_failure_policy: str | None = None
     data_parallel_rank: int = 0
     hears_of_layers: bool = True
+    several_hosts: bool = False
 
 
 def ask_vllm(engine_id: str | None) -> Host:
@@ -69,7 +72,14 @@ def ask_vllm(engine_id: str | None) -> Host:
         None if transfer is None else transfer.kv_load_failure_policy,
         rank,
         hears_of_layers,
+        _over_several_hosts(current.parallel_config),
     )
+
+
+def _over_several_hosts(parallel: Any) -> bool:
+    if parallel.world_size == 1:
+        return False
+    return bool(parallel.distributed_executor_backend == "ray" or parallel.nnodes_within_dp > 1)
 
 
 def check_hash(algorithm: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -194,6 +204,19 @@ def warnings_for(config: Any, host: Host, plugin_names: list[str]) -> list[str]:
             "clear. Set audit_backend_enabled: false"
         )
     return found
+
+
+def check_hosts(config: Any, metadata: Any, host: Host) -> list[str]:
+    """Say that ranks on other hosts do not hear of failed loads; nothing where none need to."""
+    if not host.several_hosts or config.enable_async_loading:
+        return []
+    if saves_only_first_rank(config, metadata):
+        return []
+    return [
+        "ranks of this engine may be on other hosts, where they do not hear of a load that failed "
+        "here and may keep chunks computed on top of it. Set enable_async_loading: true, which "
+        "reads before anything is computed"
+    ]
 
 
 def check_staging(

@@ -17,6 +17,7 @@ from fx100_lmcache.lmcache.inprocess_guard import (
     UnsupportedSetupError,
     ask_vllm,
     check_hash,
+    check_hosts,
     check_setup,
     check_staging,
     saves_only_first_rank,
@@ -85,6 +86,7 @@ def prepare(config: Any, metadata: Any, local_cpu_backend: Any, plugin: str) -> 
     for text in [
         *version_warnings(),
         *warnings_for(config, host, _names(config, plugin)),
+        *check_hosts(config, metadata, host),
         *check_staging(
             config,
             host,
