@@ -1,6 +1,6 @@
 """The in-process mode from end to end on a CPU: a session comes back after SIGKILL.
 
-    python tests/inprocess/e2e.py --tp 1 --mode sync        (takes minutes)
+    python tests/inprocess/e2e.py --mode sync --tp 2        (takes minutes)
     pytest tests/inprocess/e2e.py                           (the same, checked)
 
 A session of 29,800 tokens is served, vLLM is killed, and its next turn is served again: computed,
@@ -57,7 +57,8 @@ class Outcome:
     """
 
     mode: str
-    ranks: int
+    tp: int
+    pp: int
     session_tokens: int
     computed_ttft_s: float
     served_ttft_s: float
@@ -73,8 +74,10 @@ class Outcome:
 class Run:
     """One volume, one model, and vLLM started again and again."""
 
-    def __init__(self, directory: Path, services: Services, mode: str, ranks: int) -> None:
-        self.directory, self.services, self.mode, self.ranks = directory, services, mode, ranks
+    def __init__(self, directory: Path, services: Services, mode: str, tp: int, pp: int) -> None:
+        self.directory, self.services = directory, services
+        self.mode, self.tp, self.pp = mode, tp, pp
+        self.ranks = ranks = tp * pp
         self.trace = directory / "trace"
         make_tiny_model(directory / MODEL, CONTEXT_TOKENS)
         self.config = write_config(directory, MODEL)
@@ -92,8 +95,8 @@ class Run:
         command = mp_command(ports, MODEL, "cpu")
         at = command.index("--kv-transfer-config")
         command = [*command[:at], "--no-enable-prefix-caching"]
-        if self.ranks > 1:
-            command += ["--tensor-parallel-size", str(self.ranks)]
+        command += ["--tensor-parallel-size", str(self.tp)]
+        command += ["--pipeline-parallel-size", str(self.pp)]
         if store:
             command += ["--kv-transfer-config", json.dumps(self._connector())]
         sockets = Path(tempfile.mkdtemp(prefix="fx"))
@@ -154,7 +157,7 @@ class Run:
     @property
     def objects_per_chunk(self) -> int:
         """Objects that a chunk is stored as."""
-        return LAYERS if self.mode == "layerwise" else 1
+        return LAYERS // self.pp if self.mode == "layerwise" else 1
 
     def _mount(self) -> Mounted:
         """Mount the volume as soon as the killed worker is gone."""
@@ -188,11 +191,11 @@ class Run:
             file.write(bytes([byte ^ 1]))
 
 
-def run(directory: Path, mode: str, ranks: int, session_tokens: int) -> Outcome:
+def run(directory: Path, mode: str, tp: int, pp: int, session_tokens: int) -> Outcome:
     """Serve, kill, serve again; see the module."""
     session = Session(session_tokens)
     with Services() as services:
-        worker = Run(directory, services, mode, ranks)
+        worker = Run(directory, services, mode, tp, pp)
         url = worker.start(store=True)
         for prompt in session.prompts():
             session.add_answer(complete(url, MODEL, prompt, ANSWER_TOKENS).output_tokens)
@@ -211,7 +214,8 @@ def run(directory: Path, mode: str, ranks: int, session_tokens: int) -> Outcome:
         served = _turn(worker, services, prompt, store=True)
         return Outcome(
             mode,
-            ranks,
+            tp,
+            pp,
             session_tokens,
             computed.ttft_s,
             served.ttft_s,
@@ -237,10 +241,11 @@ def _turn(worker: Run, services: Services, prompt: list[int], *, store: bool) ->
 @pytest.mark.e2e
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    ("mode", "ranks"), [("sync", 1), ("async", 1), ("layerwise", 1), ("sync", 2)]
+    ("mode", "tp", "pp"),
+    [("sync", 1, 1), ("async", 1, 1), ("layerwise", 1, 1), ("sync", 2, 1), ("sync", 1, 2)],
 )
-def test_a_session_comes_back_after_sigkill(tmp_path, mode, ranks):
-    outcome = run(tmp_path, mode, ranks, 29_800)
+def test_a_session_comes_back_after_sigkill(tmp_path, mode, tp, pp):
+    outcome = run(tmp_path, mode, tp, pp, 29_800)
     assert outcome.same_tokens
     assert outcome.same_bytes
     assert outcome.loaded_chunks >= 29_800 // CHUNK_TOKENS + 2
@@ -255,13 +260,14 @@ def main() -> int:
     """Run once and print what was measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mode", choices=MODES, default="sync")
-    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks")
+    parser.add_argument("--pp", type=int, default=1, help="pipeline-parallel ranks")
     parser.add_argument("--tokens", type=int, default=29_800)
     parser.add_argument("--directory", type=Path)
     options = parser.parse_args()
     directory = options.directory or Path(tempfile.mkdtemp(prefix="fx100-e2e-"))
     directory.mkdir(parents=True, exist_ok=True)
-    outcome = run(directory.resolve(), options.mode, options.tp, options.tokens)
+    outcome = run(directory.resolve(), options.mode, options.tp, options.pp, options.tokens)
     print(json.dumps(asdict(outcome), indent=2))
     return 0 if outcome.same_tokens and outcome.same_tokens_after_damage else 1
 
