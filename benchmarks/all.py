@@ -58,8 +58,8 @@ PARTS = (
     ),
     Part(
         "ttft",
-        "ttft --tokens 16384",
-        "ttft --tokens 2048 --concurrency 1,2 --contenders ours",
+        "ttft --tokens 16384 --concurrency 1,4,8 --runs 2",
+        "ttft --tokens 2048 --concurrency 1,2 --contenders ours --rounds 1",
     ),
     Part("members", "members", "members --concurrency 1,4 --runs 2"),
     Part("mooncake", "mooncake {trace}", "mooncake {trace} --requests 100 --backend ours"),

@@ -60,6 +60,10 @@ class Child:
         """Start a call without waiting for it."""
         self._pipe.send((what, args))
 
+    def waits(self, patience_s: float) -> bool:
+        """Whether the call that was sent ends in time; its result is still to be received."""
+        return self._pipe.poll(patience_s)
+
     def receive(self, what: str = "call") -> Any:
         """Wait for the result of the call that was sent."""
         if not self._pipe.poll(DEADLINE_S):

@@ -2,9 +2,12 @@
 
 One `lmcache server` stores the sessions to all contenders at once. It and vLLM are killed with
 SIGKILL. Then each contender alone stands behind a new server and a new vLLM, and the same prompts
-come again, each longer by one turn. Greedy answers are compared with the computed ones.
+come again, each longer by one turn. That is done in rounds, every second one in the opposite order:
+who comes first after the sessions were stored is slower. Greedy answers are compared with the
+computed ones.
 """
 
+import itertools
 import json
 import tempfile
 import time
@@ -97,7 +100,8 @@ def main(
         int, typer.Option(min=512, max=MAX_SESSION_TOKENS, help="Context of a session.")
     ] = 4_096,
     concurrency: Annotated[str, typer.Option(help="Sessions at once, 1 to 8.")] = "1,2,4,8",
-    runs: options.Runs = 1,
+    runs: Annotated[int, typer.Option(min=1, help="Groups of sessions of each size.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Restarts with each contender.")] = 2,
     directory: options.Directory = options.DISK,
     json_path: options.JsonPath = None,
 ) -> None:
@@ -118,11 +122,11 @@ def main(
             prompts = [user_text(tokens, seed=10_000 + n) for n in range(groups[-1].sessions.stop)]
             specs = prepare(home, names, len(prompts) * (tokens // CHUNK_TOKENS + 2))
             bench = Bench(setup, services, prompts, groups, specs)
-            rows = measure(bench)
+            rows = measure(bench, rounds)
     except (RuntimeError, httpx.HTTPError) as problem:
         typer.echo(f"failed: {problem}", err=True)
         raise typer.Exit(1) from problem
-    method: dict[str, Any] = {"tokens": tokens, "runs": runs, "device": device}
+    method: dict[str, Any] = {"tokens": tokens, "runs": runs, "rounds": rounds, "device": device}
     method |= {"directory": str(directory), "new_tokens": NEXT_TURN_TOKENS, "backends": specs}
     method |= bench.facts
     title = (
@@ -190,18 +194,21 @@ def prepare(home: Path, names: Sequence[str], chunks: int) -> dict[str, str]:
     return specs
 
 
-def measure(bench: Bench) -> list[dict[str, Any]]:
+def measure(bench: Bench, rounds: int) -> list[dict[str, Any]]:
     """Store, kill, and restore from each contender; return a row for each cell."""
     make_tiny_model(bench.options.directory / MODEL, CONTEXT_TOKENS)
     if bench.specs:
         _store(bench)
-    answers = {COMPUTED: _restore(bench, COMPUTED, 2)}
-    for number, name in enumerate(bench.specs, 3):
-        answers[name] = _restore(bench, name, number)
+    warm_ups = itertools.count(2)
+    answers = {COMPUTED: [_restore(bench, COMPUTED, next(warm_ups))]}
+    answers |= {name: [] for name in bench.specs}
+    for number in range(rounds):
+        for name in list(bench.specs)[:: -1 if number % 2 else 1]:
+            answers[name].append(_restore(bench, name, next(warm_ups)))
     return [
         row
-        for name, one in answers.items()
-        for row in rows_of(name, bench.groups, one, answers[COMPUTED])
+        for name, found in answers.items()
+        for row in rows_of(name, bench.groups, found, answers[COMPUTED][0])
     ]
 
 
@@ -236,7 +243,8 @@ def _restore(bench: Bench, name: str, warm_up: int) -> dict[int, Completion]:
             found.update(zip(group.sessions, _at_once(ask, group.sessions), strict=True))
     cached = warmed.cached_tokens + sum(one.cached_tokens for one in found.values())
     counted = wait_until_counted(options, cached).hit_tokens if specs else 0
-    bench.facts[f"tokens from {name}"] = {"lmcache": counted, "vllm": cached}
+    told = {"lmcache": counted, "vllm": cached}
+    bench.facts.setdefault(f"tokens from {name}", []).append(told)
     services.check_alive()
     kill_servers(services, shown_step)
     drop_caches()
@@ -256,28 +264,29 @@ def _at_once(ask: Callable[[int], Completion], sessions: range) -> list[Completi
 def rows_of(
     name: str,
     groups: Sequence[Group],
-    answers: dict[int, Completion],
+    answers: list[dict[int, Completion]],
     computed: dict[int, Completion],
 ) -> list[dict[str, Any]]:
-    """Make a contender's rows, one for each concurrency, all its runs together.
+    """Make a contender's rows, one for each concurrency, all its runs and rounds together.
 
     Tokens are those that vLLM did not compute; after a kill they can come from the store alone.
     """
     rows = []
     for count in dict.fromkeys(group.concurrency for group in groups):
         sessions = [n for group in groups if group.concurrency == count for n in group.sessions]
-        times = [answers[n].ttft_s for n in sessions]
-        base = [computed[n].ttft_s for n in sessions]
-        same = [answers[n].output_tokens == computed[n].output_tokens for n in sessions]
+        found = [(one[n], computed[n]) for one in answers for n in sessions]
+        times = [answer.ttft_s for answer, _ in found]
+        p50 = percentile(times, 50)
+        same = [answer.output_tokens == base.output_tokens for answer, base in found]
         rows.append(
             {
                 "contender": name,
                 "concurrency": count,
-                "TTFT p50 s": percentile(times, 50),
+                "TTFT p50 s": p50,
                 "TTFT p95 s": percentile(times, 95),
-                "p50 to computed": percentile(times, 50) / percentile(base, 50),
-                "prompt tokens": sum(answers[n].prompt_tokens for n in sessions),
-                "from store": sum(answers[n].cached_tokens for n in sessions),
+                "p50 to computed": p50 / percentile([base.ttft_s for _, base in found], 50),
+                "prompt tokens": sum(answer.prompt_tokens for answer, _ in found),
+                "from store": sum(answer.cached_tokens for answer, _ in found),
                 "identical": f"{sum(same)} of {len(same)}",
             }
         )

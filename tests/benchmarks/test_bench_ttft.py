@@ -107,7 +107,7 @@ def test_no_session_is_loaded_twice() -> None:
 
 
 def test_all_is_stored_once_killed_and_restored_alone(world: FakeWorld, bench: Bench) -> None:
-    rows = measure(bench)
+    rows = measure(bench, rounds=1)
     stored = (4 * 2 + 2) * 2
     assert world.events == [
         *("start A+B", f"stored {stored}", "kill"),
@@ -120,11 +120,20 @@ def test_all_is_stored_once_killed_and_restored_alone(world: FakeWorld, bench: B
     assert [row["TTFT p50 s"] for row in rows] == [2.0, 2.0, 0.25, 0.25, 0.25, 0.25]
     assert rows[2]["p50 to computed"] == 0.125
     assert {row["identical"] for row in rows} == {"1 of 1", "2 of 2"}
-    assert bench.facts["tokens from ours"] == {"lmcache": 4 * CACHED, "vllm": 4 * CACHED}
+    assert bench.facts["tokens from ours"] == [{"lmcache": 4 * CACHED, "vllm": 4 * CACHED}]
+
+
+def test_every_second_round_is_backwards(world: FakeWorld, bench: Bench) -> None:
+    rows = measure(bench, rounds=3)
+    started = [event.removeprefix("start ") for event in world.events if "start" in event]
+    assert started == ["A+B", "nothing", "A", "B", "B", "A", "A", "B"]
+    assert [row["from store"] for row in rows[2:4]] == [3 * CACHED, 3 * 2 * CACHED]
+    assert {row["identical"] for row in rows[2:]} == {"3 of 3", "6 of 6"}
+    assert len(bench.facts["tokens from fs"]) == 3
 
 
 def test_only_computing_stores_nothing(world: FakeWorld, bench: Bench) -> None:
-    measure(dataclasses.replace(bench, specs={}))
+    measure(dataclasses.replace(bench, specs={}), rounds=2)
     assert world.events == ["start nothing", "kill"]
 
 
@@ -132,7 +141,7 @@ def test_a_different_answer_is_counted() -> None:
     right = Completion(1.0, (1, 2), 800, 0)
     wrong = dataclasses.replace(right, output_tokens=(1, 3))
     groups = [Group(2, range(1, 3))]
-    (row,) = rows_of("ours", groups, {1: right, 2: wrong}, {1: right, 2: right})
+    (row,) = rows_of("ours", groups, [{1: right, 2: wrong}], {1: right, 2: right})
     assert row["identical"] == "1 of 2"
 
 

@@ -1,9 +1,8 @@
-"""Loads through nvme-tcp: our store beside LMCache's `fs_native` on XFS over md-RAID0, in turns.
+"""Loads through nvme-tcp: our store beside LMCache's own adapters on md-RAID0, in turns.
 
-    PYTHONPATH=. tests/nvmet/run -m 4G python tests/nvmet/bench_rivals.py
+    PYTHONPATH=. tests/nvmet/run -m 6G python tests/nvmet/bench_rivals.py
 
-Eight namespaces of one size behind ports of their own: four are members of our volume, four are
-striped by md (512 KiB chunks) under XFS. Prints one JSON object: GB/s of each round. See
+prints one JSON object: GB/s of each round. See `nvmet_rivals.py` for what each of them runs on, and
 `bench_fio.py` for the guest's one CPU and for `--wire-gbit`.
 """
 
@@ -12,55 +11,26 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import statistics
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
-from bench_fio import CHUNK_BYTES, HOST, MIB, wire
-from benchmarks.subjects import Arena, FsNative, StoreSubject, Subject
-from nvmet_store import Array
-from nvmet_target import Target, sh
-
-from fx100_lmcache.access import locate
-from fx100_lmcache.config import load
-from fx100_lmcache.mount import mount
-
-MD = "/dev/md/fx100bench"
-MEMBERS = 4
+from bench_fio import wire
+from nvmet_rivals import CHUNK_BYTES, Contender, available, contenders
+from nvmet_target import Target
 
 
-@contextmanager
-def xfs_over_md(devices: list[str], home: Path) -> Iterator[Path]:
-    """Stripe devices with md, put XFS on it as mkfs chooses for the stripe, and mount it."""
-    sh("mdadm", "--create", MD, "--run", "--level=0", f"--raid-devices={len(devices)}", *devices)
-    try:
-        sh("mkfs.xfs", "-q", "-f", MD)
-        home.mkdir()
-        sh("mount", MD, str(home))
-        try:
-            yield home
-        finally:
-            sh("umount", str(home))
-    finally:
-        sh("mdadm", "--stop", MD)
-
-
-def measure(subjects: list[Subject], total_bytes: int, rounds: int) -> dict[str, object]:
-    """Store everything, then load it in turns."""
-    speeds: dict[str, list[float]] = {subject.name: [] for subject in subjects}
-    for subject in subjects:
-        subject.store_all()
-        subject.load_all()
+def measure(found: list[Contender], chunks: range, rounds: int) -> dict[str, object]:
+    """Store everything, check that it comes back, then load it in turns."""
+    speeds: dict[str, list[float]] = {each.name: [] for each in found}
+    for each in found:
+        each.child.call("store", chunks)
+        checked = each.child.call("load", [chunks], "idle", True)
+        assert (checked["loaded"], checked["wrong"]) == (len(chunks), 0), (each.name, checked)
     for _ in range(rounds):
-        for subject in subjects:
-            start = time.perf_counter()
-            subject.load_all()
-            speeds[subject.name].append(total_bytes / (time.perf_counter() - start) / 1e9)
+        for each in found:
+            loaded = each.child.call("load", [chunks], "idle")
+            assert loaded["loaded"] == len(chunks), (each.name, loaded)
+            speeds[each.name].append(len(chunks) * CHUNK_BYTES / loaded["wall_s"] / 1e9)
     medians = {name: statistics.median(each) for name, each in speeds.items()}
     ours, *rivals = medians.values()
     return {
@@ -70,56 +40,22 @@ def measure(subjects: list[Subject], total_bytes: int, rounds: int) -> dict[str,
     }
 
 
-def run(target: Target, chunks: int, rounds: int, wire_gbit: float) -> dict[str, object]:
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        array = Array(target, HOST, folder)
-        size = -(-chunks * CHUNK_BYTES * 3 // 2 // MEMBERS // MIB) * MIB + 64 * MIB
-        for _ in range(2 * MEMBERS):
-            array.add(size)
-        array.configure(members=2 * MEMBERS, volume={"object": CHUNK_BYTES})
-        array.connect()
-        both = locate(load(array.yaml).volume.members)
-        array.configure(
-            members=MEMBERS,
-            volume={"object": CHUNK_BYTES},
-            io={"direct": "require"},
-            deadlines={"load": "60s", "store": "60s"},
-        )
-        array.format()
-        rivals = [str(each) for each in both[MEMBERS:]]
-        xfs = stack.enter_context(xfs_over_md(rivals, folder / "xfs"))
-        source, loaded = Arena(chunks, CHUNK_BYTES), Arena(chunks, CHUNK_BYTES)
-        source.fill()
-        mounted = mount(load(array.yaml))
-        stack.callback(mounted.close)
-        subjects: list[Subject] = [
-            StoreSubject("ours, 4 members", mounted.store, source, loaded),
-            FsNative(xfs, source, loaded, 4),
-            FsNative(xfs, source, loaded, 32),
-        ]
-        stack.enter_context(wire(wire_gbit))
-        result = measure(subjects, chunks * CHUNK_BYTES, rounds)
-        assert loaded.view == source.view, "wrong bytes"
-        for rival in subjects[1:]:
-            rival.close()
-        return {"cpus": os.cpu_count(), "chunks": chunks, "wire_gbit": wire_gbit, **result}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--contenders", default="fs_native-4,fs_native-32,raw_block-posix")
     parser.add_argument("--chunks", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--wire-gbit", type=float, default=0.0, help="Gbit/s of loopback")
     asked = parser.parse_args()
-    for program in ("mdadm", "mkfs.xfs"):
-        if shutil.which(program) is None:
-            sys.exit(f"bench_rivals: needs {program} (apt install mdadm xfsprogs)")
+    names = available(asked.contenders)
     target = Target(f"rivals{os.getpid()}")
     try:
-        print(json.dumps(run(target, asked.chunks, asked.rounds, asked.wire_gbit), indent=2))
+        with contenders(target, names, asked.chunks) as found, wire(asked.wire_gbit):
+            result = measure(found, range(asked.chunks), asked.rounds)
     finally:
         target.close()
+    told = {"cpus": os.cpu_count(), "chunks": asked.chunks, "wire_gbit": asked.wire_gbit}
+    print(json.dumps({**told, **result}, indent=2))
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import string
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +54,7 @@ class Array:
 
     def add(self, size_bytes: int = 64 * MIB, lba_bytes: int = 512, paths: int = 1) -> None:
         """Make a subsystem with namespace 1, offered by `paths` new ports."""
-        subsystem = self.target.subsystem("abcdefgh"[len(self.subsystems)])
+        subsystem = self.target.subsystem(string.ascii_lowercase[len(self.subsystems)])
         subsystem.add_namespace(1, size_bytes, lba_bytes)
         ports = [self._port() for _ in range(paths)]
         for port in ports:

@@ -189,7 +189,7 @@ class LaneEngine:
             return
         else:
             transfer.first_failure = slot.health.note_error(problem)
-            log.warning("%s: %s", slot.member.name, problem)
+            slot.troubles.note(str(problem))
         self._settle(slot, transfer, status, checksum, problem)
 
     def _retry_smaller(self, slot: MemberSlot, transfer: Transfer, problem: OSError) -> bool:
@@ -211,7 +211,7 @@ class LaneEngine:
             transfer.max_io_bytes = smaller
             transfer.started = False
             transfer.error = problem
-        log.warning("%s: %s; trying again in smaller calls", slot.member.name, problem)
+        slot.troubles.note(f"{problem}; trying again in smaller calls")
         self._lane_for(slot, transfer).submit([transfer])
         return True
 

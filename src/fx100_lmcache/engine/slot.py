@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import logging
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.engine.base import Transfer
 from fx100_lmcache.engine.health import MemberHealth
 from fx100_lmcache.engine.lane import Finish, Lane, PythonLane
 from fx100_lmcache.engine.native import NativeLane, NativeReaper, native_available
 from fx100_lmcache.members.base import Member
+
+log = logging.getLogger(__name__)
 
 LANES = ("reads", "writes", "bounced")
 
@@ -53,9 +57,13 @@ class MemberSlot:
     """Times that a large call failed and smaller ones worked, since a large one last worked."""
     health: MemberHealth = field(default_factory=MemberHealth)
     retired_at: float = 0.0
+    troubles: BurstLog = field(init=False)
     reads: Lane = field(init=False)
     writes: Lane = field(init=False)
     bounced: Lane = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.troubles = BurstLog(log, self.member.name)
 
     @property
     def idle(self) -> bool:

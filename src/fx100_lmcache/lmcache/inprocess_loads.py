@@ -19,9 +19,10 @@ from typing import Any, Protocol
 import torch
 from lmcache.v1.memory_management import MemoryFormat, MemoryObj
 
+from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.identity import Layout
 from fx100_lmcache.lmcache.buffers import fits, io_buffer
-from fx100_lmcache.lmcache.counts import BurstLog, Counts
+from fx100_lmcache.lmcache.counts import Counts
 from fx100_lmcache.lmcache.events import EventThread
 from fx100_lmcache.lmcache.inprocess_puts import PutQueue
 from fx100_lmcache.store import LoadItem, LoadResult, Store

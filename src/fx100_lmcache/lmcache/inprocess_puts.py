@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from lmcache.utils import CacheEngineKey
 from lmcache.v1.memory_management import MemoryObj
 
+from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.identity import Scope
 from fx100_lmcache.lmcache.buffers import io_buffer, layout_of, packed_meta
-from fx100_lmcache.lmcache.counts import BurstLog, Counts
+from fx100_lmcache.lmcache.counts import Counts
 from fx100_lmcache.lmcache.events import EventThread
 from fx100_lmcache.store import PutItem, PutResult, Store
 

@@ -21,6 +21,7 @@ from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.memory_management import MemoryObj
 
 from fx100_lmcache import config as settings
+from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.errors import FX100Error
 from fx100_lmcache.identity import DIGEST_BYTES
 from fx100_lmcache.lmcache.buffers import (
@@ -30,7 +31,7 @@ from fx100_lmcache.lmcache.buffers import (
     layout_of,
     packed_meta,
 )
-from fx100_lmcache.lmcache.counts import BurstLog, Counts
+from fx100_lmcache.lmcache.counts import Counts
 from fx100_lmcache.lmcache.events import EventThread
 from fx100_lmcache.lmcache.keys import KeyTranslator
 from fx100_lmcache.lmcache.listing import list_keys

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.engine.base import Job, Status, Transfer
 from fx100_lmcache.space import Extent, extent_of
 from fx100_lmcache.store.core import Core
@@ -31,6 +32,7 @@ class Eraser:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._failed: list[_Victim] = []
+        self._failures = BurstLog(log, "inodes not erased")
 
     def drop(self, row: int) -> None:
         """Hide a live entry and erase it as soon as nobody reads it. The lock is held."""
@@ -151,7 +153,7 @@ class Eraser:
                 core.counts["erase_failures"] += 1
                 if not transfer.in_kernel:
                     self._failed.append(victim)
-                log.error("inode of row %d not erased: %s", victim.extent.row, transfer.status)
+                self._failures.note(f"{transfer.error or transfer.status.value}")
         core.space_freed()
 
     def _late(self, transfer: Transfer, victim: _Victim) -> None:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.engine.base import Job, Status, Transfer
 from fx100_lmcache.ondisk.inode import InodePlace, max_pieces, pack_inode, pack_location
 from fx100_lmcache.space import Extent
@@ -43,6 +44,7 @@ class Putter:
         self._eraser = eraser
         self._pending: dict[bytes, _Put] = {}
         self._waiting: deque[_Put] = deque()
+        self._failures = BurstLog(log, "objects not stored")
         core.space_freed = self._retry_waiting
 
     def put(
@@ -336,7 +338,7 @@ class Putter:
             if reason == "deadline":
                 core.counts["deadline_misses"] += 1
             error = next((t.error for t in job.transfers if t.error is not None), None)
-            log.warning("object not stored (%s): %s", reason, error or reason)
+            self._failures.note(f"{reason}: {error}" if error else reason)
             self._finish(put, self._drop(reason))
 
     def _late(self, put: _Put, *, wrote_inode: bool) -> None:
