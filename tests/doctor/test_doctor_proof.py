@@ -132,14 +132,11 @@ def test_the_page_cache_is_really_looked_into(tmp_path: Path) -> None:
     path.write_bytes(bytes(8192))
     fd = os.open(path, os.O_RDWR)
     try:
-        try:
-            os.preadv(fd, [bytearray(4096)], 0, os.RWF_NOWAIT)
-        except OSError as error:
-            pytest.skip(f"needs a file system with RWF_NOWAIT: {error.strerror}")
         assert proof._is_cached(path, 4096, 4096)
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        assert not proof._is_cached(path, 4096, 4096)
+        for _ in range(100):  # a look that begins a read would be fooled by a fast device
+            assert not proof._is_cached(path, 4096, 4096)
     finally:
         os.close(fd)
 

@@ -12,14 +12,16 @@ is left alone.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
+import mmap
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from fx100_lmcache.access import open_members
-from fx100_lmcache.aligned import aligned_buffer
+from fx100_lmcache.aligned import address_of, aligned_buffer
 from fx100_lmcache.claim import holder_text, newest_claim, read_claims, same_host
 from fx100_lmcache.config import Config
 from fx100_lmcache.doctor.findings import note, ok, problem, warning
@@ -162,11 +164,18 @@ def _really_direct(member: Member, offset: int, size: int) -> Iterator[Finding]:
 
 
 def _is_cached(path: Path, offset: int, size: int) -> bool:
-    """Whether the page cache holds bytes that were only ever moved directly."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.preadv(fd, [bytearray(size)], offset, os.RWF_NOWAIT) > 0
-    except OSError:  # EAGAIN: it is not there; anything else: the kernel does not tell
-        return False
-    finally:
-        os.close(fd)
+    """Whether the page cache holds bytes that were only ever moved directly.
+
+    The kernel is asked with mincore, not with a read that must not wait (RWF_NOWAIT): such a read
+    is begun all the same, and on a fast device it may be done before the kernel looks.
+    """
+    start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+    length = offset + size - start
+    resident = (ctypes.c_ubyte * (round_up(length, mmap.PAGESIZE) // mmap.PAGESIZE))()
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), length, access=mmap.ACCESS_COPY, offset=start) as pages,
+    ):
+        address = ctypes.c_void_p(address_of(pages))
+        failed = ctypes.CDLL(None).mincore(address, ctypes.c_size_t(length), resident)
+    return not failed and any(page & 1 for page in resident)
