@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 
 from nvmet_rivals import Contender, available, contenders
 from nvmet_store import wait_until
-from nvmet_target import Target
 
 OUTAGE_S = 30.0
 PATIENCE_S = 60.0
@@ -104,17 +102,13 @@ def main() -> int:
     parser.add_argument("--kernel-timers", action="store_true")
     asked = parser.parse_args()
     names = available(asked.contenders)
-    target = Target(f"paths{os.getpid()}")
     result = {}
-    try:
-        with contenders(target, names, asked.chunks) as found:
-            for each in found:
-                if asked.kernel_timers:
-                    each.use_kernel_timers()
-                result[each.name] = lose_and_return(each, range(asked.chunks))
-                print(f"{each.name}: {result[each.name]}", file=sys.stderr)
-    finally:
-        target.close()
+    with contenders(names, asked.chunks) as found:
+        for each in found:
+            if asked.kernel_timers:
+                each.use_kernel_timers()
+            result[each.name] = lose_and_return(each, range(asked.chunks))
+            print(f"{each.name}: {result[each.name]}", file=sys.stderr)
     timers = "nvme connect's" if asked.kernel_timers else "our plan's"
     print(json.dumps({"timers": timers, "outage_s": OUTAGE_S, **result}, indent=2))
     return 0

@@ -16,7 +16,6 @@ import sys
 
 from bench_fio import wire
 from nvmet_rivals import CHUNK_BYTES, Contender, available, contenders
-from nvmet_target import Target
 
 
 def measure(found: list[Contender], chunks: range, rounds: int) -> dict[str, object]:
@@ -48,12 +47,8 @@ def main() -> int:
     parser.add_argument("--wire-gbit", type=float, default=0.0, help="Gbit/s of loopback")
     asked = parser.parse_args()
     names = available(asked.contenders)
-    target = Target(f"rivals{os.getpid()}")
-    try:
-        with contenders(target, names, asked.chunks) as found, wire(asked.wire_gbit):
-            result = measure(found, range(asked.chunks), asked.rounds)
-    finally:
-        target.close()
+    with contenders(names, asked.chunks) as found, wire(asked.wire_gbit):
+        result = measure(found, range(asked.chunks), asked.rounds)
     told = {"cpus": os.cpu_count(), "chunks": asked.chunks, "wire_gbit": asked.wire_gbit}
     print(json.dumps({**told, **result}, indent=2))
     return 0

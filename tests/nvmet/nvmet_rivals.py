@@ -6,6 +6,7 @@ the file adapters are on XFS over md-RAID0 of them, `raw_block` is on that md de
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench_fio import CHUNK_BYTES, HOST
 from benchmarks.backends import BACKENDS, MODEL, Sizing
 from benchmarks.child import Child, Setup
 from nvmet_store import MIB, Array
@@ -21,11 +23,7 @@ from nvmet_target import BACKING, Target, TargetPort, sh
 
 from fx100_lmcache.access import locate
 from fx100_lmcache.config import load
-from fx100_lmcache.nvmf.plan import HostIdentity
 
-CHUNK_BYTES = 8_126_464  # 256 tokens of Qwen3-Coder-480B in bf16 on one rank of eight
-HOST_ID = "f0100000-1ab0-4000-8000-00000000be4d"
-HOST = HostIdentity(f"nqn.2014-08.org.nvmexpress:uuid:{HOST_ID}", HOST_ID)
 MEMBERS = 4
 
 
@@ -56,14 +54,16 @@ class Contender:
         for number in self.subsystems:
             for controller in self.array.controllers(number):
                 attribute = Path("/sys/class/nvme", controller.name, "fast_io_fail_tmo")
-                attribute.write_text("off")
+                attribute.write_text("-1")  # it reads as "off"
 
 
 @contextmanager
-def contenders(target: Target, names: list[str], chunks: int) -> Iterator[list[Contender]]:
+def contenders(names: list[str], chunks: int) -> Iterator[list[Contender]]:
     """Make an array, connect it, and open a contender for each name; `ours` has to be the first."""
     sizing = Sizing(CHUNK_BYTES, chunks * CHUNK_BYTES * 5 // 4)
     with ExitStack() as stack:
+        target = Target(f"rivals{os.getpid()}")
+        stack.callback(target.close)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=BACKING)))
         array = Array(target, HOST, folder)
         for _ in range(MEMBERS * len(names)):
