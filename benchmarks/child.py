@@ -66,7 +66,7 @@ class Child:
 
     def receive(self, what: str = "call") -> Any:
         """Wait for the result of the call that was sent."""
-        if not self._pipe.poll(DEADLINE_S):
+        if not self.waits(DEADLINE_S):
             self.kill()
             raise RuntimeError(f"{what} did not return within {DEADLINE_S:g} s")
         try:

@@ -29,12 +29,10 @@ class BurstLog:
         log: logging.Logger,
         what: str,
         *,
-        every_s: float = BURST_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log = log
         self._what = what
-        self._every_s = every_s
         self._clock = clock
         self._lock = threading.Lock()
         self._quiet_until = float("-inf")
@@ -47,7 +45,7 @@ class BurstLog:
             now = self._clock()
             if now < self._quiet_until:
                 return
-            self._quiet_until = now + self._every_s
+            self._quiet_until = now + BURST_S
             reasons, self._reasons = self._reasons, Counter()
         listed = [f"{count} x {reason}" for reason, count in reasons.most_common(SHOWN)]
         if len(reasons) > SHOWN:

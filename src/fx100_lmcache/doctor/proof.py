@@ -172,10 +172,12 @@ def _is_cached(path: Path, offset: int, size: int) -> bool:
     start = offset // mmap.PAGESIZE * mmap.PAGESIZE
     length = offset + size - start
     resident = (ctypes.c_ubyte * (round_up(length, mmap.PAGESIZE) // mmap.PAGESIZE))()
-    with (
-        path.open("rb") as file,
-        mmap.mmap(file.fileno(), length, access=mmap.ACCESS_COPY, offset=start) as pages,
-    ):
-        address = ctypes.c_void_p(address_of(pages))
-        failed = ctypes.CDLL(None).mincore(address, ctypes.c_size_t(length), resident)
+    with path.open("rb") as file:
+        try:
+            pages = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_COPY, offset=start)
+        except OSError:  # a file system without mappings: the kernel does not tell
+            return False
+        with pages:
+            address = ctypes.c_void_p(address_of(pages))
+            failed = ctypes.CDLL(None).mincore(address, ctypes.c_size_t(length), resident)
     return not failed and any(page & 1 for page in resident)
