@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "_pool.h"
 
@@ -16,7 +17,22 @@ static pool_t *pool_of(PyObject *capsule) {
     return PyCapsule_GetPointer(capsule, "fx100.pool");
 }
 
+/* A capsule remembers its process. A forked child has copies of the structures, but none of the
+ * threads: whoever held a lock in the parent will not give it back here. */
+static PyObject *new_capsule(void *structure, const char *name, PyCapsule_Destructor drop) {
+    PyObject *capsule = PyCapsule_New(structure, name, drop);
+    if (capsule && PyCapsule_SetContext(capsule, (void *)(intptr_t)getpid()))
+        Py_CLEAR(capsule);
+    return capsule;
+}
+
+static int is_inherited(PyObject *capsule) {
+    return PyCapsule_GetContext(capsule) != (void *)(intptr_t)getpid();
+}
+
 static void drop_capsule(PyObject *capsule) {
+    if (is_inherited(capsule))
+        return;
     pool_t *pool = pool_of(capsule);
     pool_stop(pool);
     pool_release(pool);
@@ -49,7 +65,7 @@ static PyObject *open_pool(PyObject *self, PyObject *args) {
     pool_t *pool = pool_open(threads, budget, event_fd);
     if (!pool)
         return PyErr_SetFromErrno(PyExc_OSError);
-    PyObject *capsule = PyCapsule_New(pool, "fx100.pool", drop_capsule);
+    PyObject *capsule = new_capsule(pool, "fx100.pool", drop_capsule);
     if (!capsule) {
         pool_stop(pool);
         pool_release(pool);
@@ -105,13 +121,16 @@ static batch_t *batch_of(PyObject *capsule) {
     return PyCapsule_GetPointer(capsule, "fx100.batch");
 }
 
-static void drop_batch(PyObject *capsule) { batch_leave(batch_of(capsule)); }
+static void drop_batch(PyObject *capsule) {
+    if (!is_inherited(capsule))
+        batch_leave(batch_of(capsule));
+}
 
 static PyObject *batch_capsule(size_t count) {
     batch_t *batch = batch_new(count);
     if (!batch)
         return PyErr_NoMemory();
-    PyObject *capsule = PyCapsule_New(batch, "fx100.batch", drop_batch);
+    PyObject *capsule = new_capsule(batch, "fx100.batch", drop_batch);
     if (!capsule)
         batch_leave(batch);
     return capsule;
@@ -228,21 +247,32 @@ static PyObject *cancel(PyObject *self, PyObject *args) {
 }
 
 PyDoc_STRVAR(drain_doc, "drain(pool) -> list of (ticket, errno, checksum) of what has ended and is\n"
-                        "to be heard of.");
+                        "to be heard of. What finds no memory comes with a later call.");
 static PyObject *drain(PyObject *self, PyObject *capsule) {
     pool_t *pool = pool_of(capsule);
     if (!pool)
         return NULL;
-    op_t *done = pool_take_done(pool);
+    op_t *op = pool_take_done(pool);
     PyObject *list = PyList_New(0);
-    for (op_t *op = done; op && list; op = op->next) {
+    while (op && list) {
         PyObject *item = Py_BuildValue("KiK", (unsigned long long)op->ticket, op->error,
                                        (unsigned long long)op->checksum);
-        if (!item || PyList_Append(list, item))
-            Py_CLEAR(list);
+        int told = item && PyList_Append(list, item) == 0;
         Py_XDECREF(item);
+        if (!told)
+            break;
+        op_t *next = op->next;
+        op->next = NULL;
+        ops_free(op);
+        op = next;
     }
-    ops_free(done);
+    if (!op)
+        return list;
+    pool_return_done(pool, op);
+    if (list && PyList_Size(list) == 0)
+        Py_CLEAR(list);
+    if (list)
+        PyErr_Clear();
     return list;
 }
 

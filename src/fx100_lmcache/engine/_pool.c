@@ -302,17 +302,31 @@ op_t *pool_cancel(pool_t *pool, uint64_t ticket) {
     return found;
 }
 
+static op_t *reversed(op_t *first) {
+    op_t *last = NULL;
+    while (first) {
+        op_t *next = first->next;
+        first->next = last;
+        last = first;
+        first = next;
+    }
+    return last;
+}
+
 op_t *pool_take_done(pool_t *pool) {
     pthread_mutex_lock(&pool->lock);
     op_t *newest = pool->done;
     pool->done = NULL;
     pthread_mutex_unlock(&pool->lock);
-    op_t *oldest = NULL;
-    while (newest) {
-        op_t *next = newest->next;
-        newest->next = oldest;
-        oldest = newest;
-        newest = next;
-    }
-    return oldest;
+    return reversed(newest);
+}
+
+void pool_return_done(pool_t *pool, op_t *oldest) {
+    op_t *newest = reversed(oldest);
+    pthread_mutex_lock(&pool->lock);
+    op_t **end = &pool->done; /* behind what has ended since */
+    while (*end)
+        end = &(*end)->next;
+    *end = newest;
+    pthread_mutex_unlock(&pool->lock);
 }

@@ -98,6 +98,9 @@ op_t *pool_cancel(pool_t *pool, uint64_t ticket);
  * failure says whether the member works again. */
 op_t *pool_take_done(pool_t *pool);
 
+/* Give what could not be told back, in the order it was taken: the next take has it again. */
+void pool_return_done(pool_t *pool, op_t *oldest);
+
 /* Free a chain. */
 void ops_free(op_t *first);
 
