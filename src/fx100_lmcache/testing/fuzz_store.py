@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 from collections import Counter
@@ -233,7 +234,7 @@ class Opened:
         items = []
         for name in names:
             buffer = zero_buffer(-(-length // 4096) * 4096)
-            buffer.view[:length] = value_of(name, 1, length)
+            buffer.view[:length] = _value(name, length)
             buffer.length = length
             items.append(PutItem(digest_of(name), META, buffer))
         results: list[PutResult] = []
@@ -279,7 +280,12 @@ class Opened:
         [loaded] = self._load([digest_of("after")], [buffer := GuardedBuffer(8192)])
         assert loaded.length == 5000 * result.stored
         if loaded.length:
-            assert buffer.buffer.view[:5000] == value_of("after", 1, 5000)
+            assert buffer.buffer.view[:5000] == _value("after", 5000)
+
+
+@functools.lru_cache(maxsize=256)
+def _value(name: str, length: int) -> bytes:
+    return value_of(name, 1, length)
 
 
 def memory_stores(media: list[bytearray], rules: Rules) -> Opened:
