@@ -22,6 +22,7 @@ MEMBER_FIELDS = {
 USAGE_FIELDS = {
     *("entries", "live_bytes", "used_bytes", "free_bytes", "capacity_bytes", "inode_slots"),
     "torn_inodes",
+    "dropped_inodes",
 }
 
 
