@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fx100_lmcache.aligned import BufferPool, zero_buffer
 from fx100_lmcache.catalog import Catalog
+from fx100_lmcache.claim import ClaimTiming
 from fx100_lmcache.engine.base import Engine
 from fx100_lmcache.geometry import Geometry
 from fx100_lmcache.identity import ChunkMeta
 from fx100_lmcache.space import Space
+from fx100_lmcache.store.gate import GatedEngine
 
 GIB = 1024**3
 
@@ -32,6 +34,8 @@ class StoreOptions:
         After this, pins that were never given back do not count (LMCache's own is 300 s).
     claim_check_s : float
         A writer looks at its claim again when its last look is older than this.
+    claim_timing : ClaimTiming
+        How often the claim is renewed, and how long one that stands still is watched.
     max_write_bytes : int
         Bytes of puts in flight; what comes beyond is dropped and counted, it never waits.
     reserve_fraction : float
@@ -47,6 +51,7 @@ class StoreOptions:
     store_s: float = 60.0
     pin_ttl_s: float = 300.0
     claim_check_s: float = 1.0
+    claim_timing: ClaimTiming = field(default_factory=ClaimTiming)
     max_write_bytes: int = 8 * GIB
     reserve_fraction: float = 0.03
     evict_batch_fraction: float = 0.01
@@ -76,7 +81,7 @@ class Core:
     ) -> None:
         self.geometry = geometry
         self.volume = volume
-        self.engine = engine
+        self.engine = GatedEngine(engine)
         self.options = options
         self.lock = threading.RLock()
         self.catalog = Catalog(geometry.rows)

@@ -114,7 +114,8 @@ class Eraser:
 
     def retry_failed(self) -> None:
         """Try again what could not be erased while a member was away. The lock is held."""
-        if self._failed and not self._core.engine.down_mask():
+        engine = self._core.engine
+        if self._failed and not engine.down_mask() and engine.open_to_writes():
             failed, self._failed = self._failed, []
             for victim in failed:
                 self._core.quarantined_blocks -= victim.extent.blocks

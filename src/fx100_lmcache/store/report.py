@@ -9,15 +9,14 @@ from fx100_lmcache.store.core import Core
 FAILED_PUTS = 10  # after so many failures and no success, the tier does not work
 
 
-def problems_of(core: Core, *, claim_lost: bool, unerased: int) -> list[str]:
+def problems_of(core: Core, *, of_claims: list[str], unerased: int) -> list[str]:
     """List what is wrong; empty when puts and loads can work."""
     found = [
         f"member {state.name} is {state.state}: {state.last_error}"
         for state in core.engine.states()
         if state.state != "up"
     ]
-    if claim_lost:
-        found.append("the claim was taken over by another process: nothing is stored")
+    found += of_claims
     with core.lock:
         failed = core.counts["put_drop_error"] + core.counts["put_drop_deadline"]
         stored = core.counts["puts_stored"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fx100_lmcache.aligned import zero_buffer
 from fx100_lmcache.engine.lane_engine import LaneEngine
 from fx100_lmcache.geometry import Geometry, plan_geometry
 from fx100_lmcache.identity import ChunkMeta, Layout, Scope
+from fx100_lmcache.machine import Machine, this_machine
 from fx100_lmcache.store import LoadItem, LoadResult, PutItem, PutResult, Store, StoreOptions
 from fx100_lmcache.testing.clock import SimulatedClock
 from fx100_lmcache.testing.inline import InlineLanes, inline_engine
@@ -56,6 +57,9 @@ class Rig:
         Kept over :meth:`reopen`.
     wall_s : int
         Unix time for claims; rises with every open.
+    machine : Machine
+        Its clock is that of leases and watches, ``claim_clock``, which moves only when somebody
+        sleeps, or when told to. Claims are renewed by ``store.beat()``.
     """
 
     members: list[MemoryMember]
@@ -64,9 +68,15 @@ class Rig:
     wall_s: int = 1_000_000
     clock: SimulatedClock = field(default_factory=SimulatedClock)
     evicted: list[bytes] = field(default_factory=list)
+    claim_clock: SimulatedClock = field(default_factory=SimulatedClock)
+    machine: Machine = field(init=False)
     store: Store = field(init=False)
     engine: LaneEngine = field(init=False)
     lanes: InlineLanes = field(init=False)
+
+    def __post_init__(self) -> None:
+        clock = self.claim_clock
+        self.machine = replace(this_machine(), clock=clock, sleep=clock.advance)
 
     @classmethod
     def fresh(
@@ -98,7 +108,12 @@ class Rig:
             volume.members, clock=self.clock, probe=lambda _, member: member
         )
         self.store = Store(
-            volume, self.engine, options=self.options, wall_clock=lambda: self.wall_s
+            volume,
+            self.engine,
+            options=self.options,
+            wall_clock=lambda: self.wall_s,
+            machine=self.machine,
+            heartbeat=False,
         )
         self.store.on_evicted(lambda told: self.evicted.extend(d for d, _, _ in told))
 
