@@ -20,17 +20,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fx100_lmcache import claim as rules
 from fx100_lmcache.aligned import zero_buffer
-from fx100_lmcache.claim import WRITE_WITHIN_S, ClaimTiming, valid_claims
+from fx100_lmcache.claim import ClaimTiming, valid_claims
 from fx100_lmcache.engine.expiry import Expiry
 from fx100_lmcache.engine.lane_engine import LaneEngine
+from fx100_lmcache.engine.slot import EngineOptions
 from fx100_lmcache.errors import ClaimError
 from fx100_lmcache.geometry import CLAIM_BYTES, round_up
 from fx100_lmcache.machine import Machine
 from fx100_lmcache.ondisk.claim_block import ClaimBlock
 from fx100_lmcache.store import LoadItem, LoadResult, PutItem, PutResult, Store, StoreOptions
 from fx100_lmcache.testing.harness import META, Rig, digest_of, small_geometry
-from fx100_lmcache.testing.inline import InlineLanes, inline_engine
+from fx100_lmcache.testing.inline import InlineLanes, RaisingDefects
 from fx100_lmcache.testing.memory import Fault, MemoryMember
 from fx100_lmcache.volume import assemble, format_volume
 
@@ -328,8 +330,14 @@ class Host:
         told = process.told = rng.random() < world.odds.operator
         members = [HostMember(shared, process) for shared in world.members]
         volume = assemble(members)
-        process.engine, process.lanes, _ = inline_engine(
-            volume.members, clock=self.clock, probe=lambda _, member: member
+        process.lanes = InlineLanes()
+        process.engine = LaneEngine(
+            volume.members,
+            EngineOptions(),
+            lambda _, member: member,
+            lanes=process.lanes,
+            clock=self.clock,
+            defects=RaisingDefects(),
         )
         machine = Machine(process.boot_id, "localhost", "", self.clock, self.sleep, world.new_nonce)
         began, before = self.clock(), (self.pauses, len(world.claim_writers))
@@ -618,7 +626,7 @@ class World:
             return
         assert owner.rank is not None
         still_s = self.now - self.renewed_at[owner.rank]
-        slow = self.now - process.looked_at > WRITE_WITHIN_S / RATES[1]
+        slow = self.now - process.looked_at > rules.WRITE_WITHIN_S / RATES[1]
         if (
             still_s < TIMING.watch_s / RATES[1] - 0.01
             and not owner.overruled
