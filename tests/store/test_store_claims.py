@@ -202,3 +202,12 @@ def test_a_replaced_writer_that_clears_leaves_the_new_owners_claim() -> None:
     assert old.store.clear() == 0
     assert new.put("b", chunk("b")).stored
     assert new.get("a") == chunk("a")
+
+
+def test_a_stale_owners_close_leaves_the_new_owners_claim() -> None:
+    """It was stopped, replaced, woken, and asked to close before it had looked once."""
+    old = Rig.fresh(options=options())
+    taken_over(old)
+    before = [bytes(member.media) for member in old.members]
+    old.store.close(0.1)
+    assert [bytes(member.media) for member in old.members] == before

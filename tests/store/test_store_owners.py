@@ -72,15 +72,6 @@ def claim_calls(store: Rig, what: str) -> list[tuple[str, int, int]]:
 # ----- last words
 
 
-def test_a_stale_owners_close_leaves_the_new_owners_claim() -> None:
-    """It was stopped, replaced, woken, and asked to close before it had looked once."""
-    old = fresh()
-    taken_over(old)
-    before = [bytes(member.media) for member in old.members]
-    old.store.close(0.1)
-    assert [bytes(member.media) for member in old.members] == before
-
-
 @pytest.mark.parametrize("how", ["close", "clear", "beat", "put", "remove"])
 def test_whoever_has_seen_that_it_was_replaced_writes_nothing(how: str) -> None:
     old = fresh(claim_check_s=-1.0)
