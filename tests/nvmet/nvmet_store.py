@@ -184,6 +184,11 @@ def put(mounted: Mounted, name: str, length: int = OBJECT_BYTES) -> Call:
     return Call("put", name, outcome, start, time.monotonic() - start)
 
 
+def put_at_last(mounted: Mounted, name: str) -> None:
+    """Store an object; if all members were away for long, the claims must be confirmed first."""
+    wait_until(f"{name} is stored", lambda: put(mounted, name).outcome == "stored")
+
+
 @dataclass
 class Loading:
     """A load on its way."""

@@ -27,8 +27,11 @@ def take_over_command(
     """
     settings = load(config)
     console = human()
-    for shard in inspect(config).shards:
+    watch_s = 0.0 if yes else 1.5 * settings.claim.heartbeat_s
+    for shard in inspect(config, watch_s).shards:
         console.print(f"shard {shard.shard}: {shard.state} {shard.holder}".rstrip(), markup=False)
+        if shard.still_s is not None and shard.still_s < watch_s:
+            console.print("  [bold red]it was renewed just now: that server lives[/]")
     if not yes and not agreed("Is that host really gone?"):
         raise typer.Exit(EXIT_FAILED)
     mount(settings, take_over=True).close()
