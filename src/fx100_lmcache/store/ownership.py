@@ -365,7 +365,7 @@ class Ownership:
             jobs = self._write_jobs(current) if ours and in_time and current.writers else []
         if jobs:
             self._engine.submit(jobs)
-        self._tell(current.lookers, ours and self.may_write())
+        self._tell(current.lookers, lambda: ours and self.may_write())
         if not jobs:
             self._conclude(current)
 
@@ -493,16 +493,16 @@ class Ownership:
                     self._core.counts["claim_renewal_failures"] += 1
                 else:
                     self._core.counts["claim_renewals"] += 1
-        self._tell(current.writers, everywhere)
+        self._tell(current.writers, lambda: everywhere)
         if mends:
             self.renew(_nobody_asks)  # the other block, before another late write hits this one
         else:
             self._begin()
 
-    def _tell(self, answers: Sequence[Answer], ours: bool) -> None:
+    def _tell(self, answers: Sequence[Answer], ours: Callable[[], bool]) -> None:
         for answer in answers:
             with self._core.defects.guard("whoever waited for a claim failed to take the answer"):
-                answer(ours)
+                answer(ours())  # asked for each: what another one did with it may have taken long
 
 
 def _nobody_asks(_: bool) -> None:

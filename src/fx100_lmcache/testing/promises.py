@@ -155,7 +155,8 @@ class Promises:
 
     def confirmed(self, process: Process) -> None:
         """Note a new owner."""
-        self._check_alone(process)
+        if process.store.may_write:
+            self._check_alone(process)
         self.owner = process
         self._stale_writers.clear()
 
