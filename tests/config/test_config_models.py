@@ -153,6 +153,7 @@ deadlines: {load: 5, store: 30s, close: 2.5, pin_ttl: 2m, claim_check: 500ms,
             probe_interval: 2s, stuck_io: 4m}
 space: {reserve_fraction: 0.05, evict_batch_fraction: 0.02, trigger_watermark: 0.8,
         eviction_ratio: 0.1}
+claim: {heartbeat: 1s, watch: 30s}
 identity: {namespaces: {a: 2026-01-01, b: yes}, default_namespace: x, require_namespace: true}
 inprocess: {shard_base: 4}
 nvme:
@@ -170,6 +171,7 @@ metrics: {enabled: false, port: 9000, host: "::1"}
     assert (config.io.engine, config.io.direct) == ("python", "off")
     assert (config.deadlines.load_s, config.deadlines.claim_check_s) == (5.0, 0.5)
     assert config.deadlines.stuck_io_s == 240.0
+    assert (config.claim.heartbeat_s, config.claim.watch_s) == (1.0, 30.0)
     assert config.identity.namespaces == {"a": "2026-01-01", "b": "yes"}
     assert config.inprocess.shard_base == 4
     assert config.nvme is not None

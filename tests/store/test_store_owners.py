@@ -462,6 +462,29 @@ def test_nothing_is_renewed_after_the_claim_was_given_back() -> None:
     assert [bytes(member.media) for member in store.members] == before
 
 
+def test_what_waits_while_the_claims_are_given_back_is_answered_and_writes_nothing() -> None:
+    store = fresh()
+    owner = store.store._owner
+    start = store.store.volume.geometry.claim_offset(0, 0)
+    store.members[0].faults = [
+        Fault("stall", "write", first_byte=start, last_byte=start + 2 * CLAIM_BYTES - 1)
+    ]
+    answers: list[object] = []
+    owner.renew(lambda ok: answers.append(("renewed", ok)))
+    owner.renew(lambda ok: answers.append(("given back", ok)), release=True)
+    claims = {"first_byte": start, "last_byte": start + 2 * CLAIM_BYTES - 1}
+    store.members[0].faults = [Fault("stall", "write", after=1, **claims)]
+    store.lanes.release()  # now the claims are being given back
+    owner.renew(lambda ok: answers.append(("too late", ok)))
+    owner.check(lambda ours: answers.append(("looked", ours)), look=True)
+    store.members[0].faults = []
+    store.lanes.release()
+    assert answers[0] == ("renewed", True)
+    assert set(answers[1:]) == {("given back", True), ("too late", False), ("looked", False)}
+    assert on_media(store).holder == ""
+    assert counts(store)["claim_lost"] == 0
+
+
 # ----- the thread
 
 

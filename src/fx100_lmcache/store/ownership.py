@@ -295,14 +295,20 @@ class Ownership:
                 return
             current = _Round(self._machine.clock(), self._lookers, self._writers, self._release)
             self._lookers, self._writers, self._round = [], [], current
+            current.judged = self._released  # what was asked for while the claims were given back
             members = self._reachable()
             if not current.writers:
                 members = members[:1]  # whoever takes over writes to all
+            if current.judged:
+                members = []
             current.pending = set(members)
             jobs = [self._look_job(current, member) for member in members]
             self._note_begun(jobs)
         if jobs:
             self._engine.submit(jobs)
+        elif current.judged:
+            self._tell(current.lookers, lambda: False)
+            self._conclude(current)
         else:
             self._judge(current)
 
@@ -487,7 +493,7 @@ class Ownership:
             self._round = None
             mends = self._mends = current.marred and current.written > 0 and not self._mends
             everywhere = current.written > 0 and not current.failed and not current.pending
-            if current.writers and not current.release and not self.lost_to:
+            if current.writers and not self._released and not self.lost_to:
                 self._failing = not current.written
                 if self._failing:
                     self._core.counts["claim_renewal_failures"] += 1
