@@ -36,7 +36,7 @@ def run(tmp_path: Path, *words: object) -> list[dict[str, object]]:
 def test_plan(tmp_path: Path) -> None:
     rows = run(tmp_path, "plan", "--model", "tiny-demo", "--published")
     assert any(row.get("model") == "tiny-demo" for row in rows)
-    assert sum("verdict" in row for row in rows) == 8
+    assert sum("verdict" in row for row in rows) == 11
 
 
 def test_engine(tmp_path: Path) -> None:
