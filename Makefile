@@ -36,7 +36,7 @@ $(INSTALLED): pyproject.toml $(wildcard setup.py)
 	touch $@
 
 demo: venv  ## a 29,800-token session survives SIGKILL: TTFT with and without the store
-	$(BIN)/python -m fx100_lmcache.demo $(DEMO_ARGS)
+	$(BIN)/python -m demo $(DEMO_ARGS)
 
 lint: venv  ## style and types
 	$(BIN)/ruff check .

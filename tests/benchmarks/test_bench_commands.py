@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from benchmarks.emulated import missing
 
 ROOT = Path(__file__).parents[2]

@@ -2,8 +2,8 @@ import math
 from dataclasses import replace
 
 import pytest
-from benchmarks.published import PUBLISHED, SESSION_BYTES, Published, compare, implied_bytes_per_s
 
+from benchmarks.published import PUBLISHED, SESSION_BYTES, Published, compare, implied_bytes_per_s
 from fx100_lmcache.planning import (
     MODELS,
     PORT_BYTES_PER_S,

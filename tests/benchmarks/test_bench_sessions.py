@@ -1,7 +1,7 @@
 import pytest
+
 from benchmarks.mooncake import best_hit_rate
 from benchmarks.sessions import Request, full_load_s, parse_trace, percentile, returning_sessions
-
 from fx100_lmcache.planning import MODELS
 
 LINE = '{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [7, 8, 9]}'

@@ -4,6 +4,9 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
+
+from benchmarks import churn, members, replay
 from benchmarks.all import PARTS, README, markdown, replace_block
 from benchmarks.bounded import shrunk, used_bytes
 from benchmarks.common import Sample, Series, cell, publish
@@ -11,9 +14,6 @@ from benchmarks.failures import flip
 from benchmarks.l1 import Arena
 from benchmarks.options import numbers
 from benchmarks.replay import compare_with_idle, summary
-from typer.testing import CliRunner
-
-from benchmarks import churn, members, replay
 
 
 def test_every_part_has_its_place_in_the_readme() -> None:

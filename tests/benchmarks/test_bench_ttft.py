@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("httpx", reason="needs the httpx package (extra cpu or gpu)")
 
+from benchmarks import ttft
 from benchmarks.ttft import (
     Bench,
     Group,
@@ -20,12 +21,10 @@ from benchmarks.ttft import (
     rows_of,
     servers,
 )
-
-from benchmarks import ttft
-from fx100_lmcache.demo.commands import Ports
-from fx100_lmcache.demo.measure import Completion, ServerCounts
-from fx100_lmcache.demo.scenario import Options
-from fx100_lmcache.demo.session import NEXT_TURN_TOKENS
+from demo.commands import Ports
+from demo.measure import Completion, ServerCounts
+from demo.scenario import Options
+from demo.session import NEXT_TURN_TOKENS
 
 TOKENS = 600
 CACHED = 512

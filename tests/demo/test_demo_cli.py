@@ -7,9 +7,9 @@ from typer.testing import CliRunner, Result
 
 pytest.importorskip("httpx", reason="needs the httpx package (extra cpu or gpu)")
 
-from fx100_lmcache.demo import __main__ as cli
-from fx100_lmcache.demo import report
-from fx100_lmcache.demo.scenario import Options
+from demo import __main__ as cli
+from demo import report
+from demo.scenario import Options
 
 GOOD = report.Result(
     device="cpu",

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("httpx", reason="needs the httpx package (extra cpu or gpu)")
 
-from fx100_lmcache.demo.measure import (
+from demo.measure import (
     complete,
     parse_counts,
     server_counts,

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from fx100_lmcache.demo import model
+from demo import model
 
 
 def test_the_tokenizer_has_one_token_per_byte(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fx100_lmcache.demo.report import Result, table, write_json
+from demo.report import Result, table, write_json
 
 GOOD = Result(
     device="cpu",

@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("httpx", reason="needs the httpx package (extra cpu or gpu)")
 
-from fx100_lmcache.demo import scenario
-from fx100_lmcache.demo.commands import Ports
-from fx100_lmcache.demo.measure import Completion, ServerCounts
-from fx100_lmcache.demo.scenario import Options, check_shared_memory, run
+from demo import scenario
+from demo.commands import Ports
+from demo.measure import Completion, ServerCounts
+from demo.scenario import Options, check_shared_memory, run
 
 SESSION_TOKENS = 4_000
 STORED_CHUNKS = SESSION_TOKENS // 256
@@ -33,7 +33,7 @@ class FakeWorld:
 
     def start(self, name: str, command: list[str], *_rest: object) -> FakeService:
         if name == "lmcache server":
-            self.with_store = "--l2-adapter" in command
+            self.with_store = "--l2-adapter" in command or command[3].endswith("fx100.yaml")
             self.counts = ServerCounts(0, 0, 0, 0)
             self.events.append("start with store" if self.with_store else "start without store")
         return FakeService()
@@ -125,7 +125,6 @@ def test_our_store_is_formatted_before_anything_starts(
     monkeypatch.setattr(
         scenario.store, "format_volume", lambda path: world.events.append(f"format {path.name}")
     )
-    monkeypatch.setattr(scenario.store, "adapter_json", lambda _path: "{}")
     result = run(dataclasses.replace(options, adapter_json=None), world, silent_step)  # type: ignore[arg-type]
     assert world.events[:2] == ["format fx100.yaml", "start with store"]
     assert result.store_name == "fx100"

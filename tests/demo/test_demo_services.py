@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("httpx", reason="needs the httpx package (extra cpu or gpu)")
 
-from fx100_lmcache.demo import services as room
-from fx100_lmcache.demo.services import (
+from demo import services as room
+from demo.services import (
     SHARED_MEMORY,
     Service,
     ServiceError,
@@ -119,8 +119,8 @@ def test_one_failing_kill_does_not_spare_the_others(
 def test_a_stop_signal_leaves_nothing_running(tmp_path: Path, number: signal.Signals) -> None:
     script = f"""
 import os, pathlib, signal, time
-from fx100_lmcache.demo.__main__ import stop_like_ctrl_c
-from fx100_lmcache.demo.services import Services
+from demo.__main__ import stop_like_ctrl_c
+from demo.services import Services
 stop_like_ctrl_c()
 here = pathlib.Path({str(tmp_path)!r})
 with Services() as services:

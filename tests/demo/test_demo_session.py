@@ -1,7 +1,7 @@
 import pytest
 
-from fx100_lmcache.demo.model import FIRST_TEXT_TOKEN, VOCABULARY_TOKENS
-from fx100_lmcache.demo.session import (
+from demo.model import FIRST_TEXT_TOKEN, VOCABULARY_TOKENS
+from demo.session import (
     ANSWER_TOKENS,
     MAX_SESSION_TOKENS,
     MIN_SESSION_TOKENS,

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from demo import store
 from fx100_lmcache import config as settings
-from fx100_lmcache.demo import store
 
 
 def fake_fx100(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -23,9 +23,10 @@ def test_the_config_is_one_that_the_store_accepts(tmp_path: Path) -> None:
 
 
 def test_fx100_is_called_with_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_fx100(tmp_path, monkeypatch, 'echo "$@"')
-    assert store.adapter_json(Path("a.yaml")) == "l2-adapter a.yaml"
+    said = tmp_path / "said"
+    fake_fx100(tmp_path, monkeypatch, f'echo "$@" > {said}')
     store.format_volume(Path("a.yaml"))
+    assert said.read_text() == "format a.yaml --yes\n"
 
 
 def test_a_failing_fx100_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,14 +20,20 @@ from pathlib import Path
 import pytest
 import yaml
 
+from demo.commands import (
+    CHUNK_TOKENS,
+    CONTEXT_TOKENS,
+    Ports,
+    server_environment,
+    vllm_arguments,
+    vllm_command,
+)
+from demo.measure import Completion, complete
+from demo.model import KV_BYTES_PER_TOKEN, LAYERS, make_tiny_model
+from demo.services import Services, free_ports
+from demo.session import ANSWER_TOKENS, Session, warm_up_prompt
+from demo.store import format_volume, write_config
 from fx100_lmcache import config as settings
-from fx100_lmcache.demo.commands import CHUNK_TOKENS, CONTEXT_TOKENS, Ports, server_environment
-from fx100_lmcache.demo.commands import vllm_command as mp_command
-from fx100_lmcache.demo.measure import Completion, complete
-from fx100_lmcache.demo.model import KV_BYTES_PER_TOKEN, LAYERS, make_tiny_model
-from fx100_lmcache.demo.services import Services, free_ports
-from fx100_lmcache.demo.session import ANSWER_TOKENS, Session, warm_up_prompt
-from fx100_lmcache.demo.store import format_volume, write_config
 from fx100_lmcache.errors import ClaimError
 from fx100_lmcache.mount import Mounted, mount
 from fx100_lmcache.ondisk.inode import unpack_location
@@ -92,13 +98,15 @@ class Run:
         """Start vLLM and warm it up; return its address."""
         lmcache, http, port = free_ports(3)
         ports = Ports(lmcache, http, port)
-        command = mp_command(ports, MODEL, "cpu")
-        at = command.index("--kv-transfer-config")
-        command = [*command[:at], "--no-enable-prefix-caching"]
-        command += ["--tensor-parallel-size", str(self.tp)]
-        command += ["--pipeline-parallel-size", str(self.pp)]
-        if store:
-            command += ["--kv-transfer-config", json.dumps(self._connector())]
+        arguments = vllm_arguments(ports, MODEL, "cpu") | {
+            "enable-prefix-caching": False,
+            "tensor-parallel-size": self.tp,
+            "pipeline-parallel-size": self.pp,
+            "kv-transfer-config": self._connector(),
+        }
+        if not store:
+            del arguments["kv-transfer-config"]
+        command = vllm_command(arguments, "cpu", self.directory)
         sockets = Path(tempfile.mkdtemp(prefix="fx"))
         environment = server_environment(os.environ, self.directory, sockets, "cpu")
         environment["PYTHONPATH"] = str(HERE)

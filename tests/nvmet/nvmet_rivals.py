@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench_fio import CHUNK_BYTES, HOST
-from benchmarks.backends import BACKENDS, MODEL, Sizing
-from benchmarks.child import Child, Setup
 from nvmet_store import MIB, Array
 from nvmet_target import BACKING, Target, TargetPort, sh
 
+from benchmarks.backends import BACKENDS, MODEL, Sizing
+from benchmarks.child import Child, Setup
 from fx100_lmcache.access import locate
 from fx100_lmcache.config import load
 

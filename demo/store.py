@@ -6,8 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from fx100_lmcache.demo.commands import CHUNK_TOKENS
-from fx100_lmcache.demo.model import KV_BYTES_PER_TOKEN
+from demo.commands import CHUNK_TOKENS
+from demo.model import KV_BYTES_PER_TOKEN
 
 MEMBERS = 4
 MEMBER_SIZE = "128MiB"
@@ -43,13 +43,8 @@ def format_volume(config: Path) -> None:
     _fx100("format", str(config), "--yes")
 
 
-def adapter_json(config: Path) -> str:
-    """Run ``fx100 l2-adapter`` and return what it prints: the value of ``--l2-adapter``."""
-    return _fx100("l2-adapter", str(config)).strip()
-
-
-def _fx100(*arguments: str) -> str:
-    """Run the `fx100` command of this environment and return its standard output.
+def _fx100(*arguments: str) -> None:
+    """Run the `fx100` command of this environment.
 
     Raises
     ------
@@ -65,4 +60,3 @@ def _fx100(*arguments: str) -> str:
             f"`fx100 {' '.join(arguments)}` ended with code {done.returncode}:\n"
             f"{done.stdout}{done.stderr}"
         )
-    return done.stdout

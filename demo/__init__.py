@@ -1,6 +1,6 @@
 """The main job, shown from end to end: a session comes back after SIGKILL.
 
-`python -m fx100_lmcache.demo` makes a tiny model, runs a multi-turn session through vLLM and
+`python -m demo` makes a tiny model, runs a multi-turn session through vLLM and
 `lmcache server`, kills both, starts them again and sends the next turn: once without a store and
 once with one. Needs the packages of the ``cpu`` or ``gpu`` extra.
 

@@ -1,4 +1,4 @@
-"""Command line of the demo: ``python -m fx100_lmcache.demo``."""
+"""Command line of the demo: ``python -m demo``."""
 
 import contextlib
 import shutil
@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from fx100_lmcache.demo.commands import Ports, detect_device
-from fx100_lmcache.demo.report import Result, table, write_json
-from fx100_lmcache.demo.scenario import Options, check_shared_memory, run
-from fx100_lmcache.demo.services import Services, free_ports, uninterrupted
-from fx100_lmcache.demo.session import MAX_SESSION_TOKENS, MIN_SESSION_TOKENS
+from demo.commands import Ports, detect_device
+from demo.report import Result, table, write_json
+from demo.scenario import Options, check_shared_memory, run
+from demo.services import Services, free_ports, uninterrupted
+from demo.session import MAX_SESSION_TOKENS, MIN_SESSION_TOKENS
 
 MARKER = ".fx100-demo"
 """A file that says: this directory was made by the demo and may be removed by it."""

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fx100_lmcache.demo import store
-from fx100_lmcache.demo.commands import (
+from demo import store
+from demo.commands import (
     CHUNK_TOKENS,
     CONTEXT_TOKENS,
     CPU_KV_CACHE_GIB,
@@ -19,13 +19,14 @@ from fx100_lmcache.demo.commands import (
     Ports,
     lmcache_command,
     server_environment,
+    vllm_arguments,
     vllm_command,
 )
-from fx100_lmcache.demo.measure import Completion, ServerCounts, complete, server_counts
-from fx100_lmcache.demo.model import make_tiny_model
-from fx100_lmcache.demo.report import Result
-from fx100_lmcache.demo.services import POLL_INTERVAL_S, SHARED_MEMORY, Services
-from fx100_lmcache.demo.session import ANSWER_TOKENS, Session, warm_up_prompt
+from demo.measure import Completion, ServerCounts, complete, server_counts
+from demo.model import make_tiny_model
+from demo.report import Result
+from demo.services import POLL_INTERVAL_S, SHARED_MEMORY, Services
+from demo.session import ANSWER_TOKENS, Session, warm_up_prompt
 
 MODEL = "tiny-qwen3"
 LMCACHE_LOG = "lmcache.log"
@@ -94,10 +95,10 @@ def run(options: Options, services: Services, step: Step) -> Result:
     """
     with step("making a tiny model"):
         make_tiny_model(options.directory / MODEL, CONTEXT_TOKENS)
-    adapter, store_name = _prepare_store(options, step)
+    config, adapters, store_name = _prepare_store(options, step)
 
     session = Session(options.session_tokens)
-    start_servers(options, services, step, [adapter], "with the store", warm_up=1)
+    start_servers(options, services, step, adapters, "with the store", warm_up=1, config=config)
     turns = [_turn(options, services, step, session, prompt) for prompt in session.prompts()]
     expected_chunks = options.session_tokens // CHUNK_TOKENS
     stored_chunks = wait_until_stored(options, services, step, expected_chunks)
@@ -109,7 +110,7 @@ def run(options: Options, services: Services, step: Step) -> Result:
         computed = complete(options.ports.vllm_url, MODEL, prompt, ANSWER_TOKENS)
     kill_servers(services, step)
 
-    start_servers(options, services, step, [adapter], "with the store", warm_up=3)
+    start_servers(options, services, step, adapters, "with the store", warm_up=3, config=config)
     before = server_counts(options.ports.lmcache_url)
     with step(f"next turn, {len(prompt):,} tokens, from the store"):
         served = complete(options.ports.vllm_url, MODEL, prompt, ANSWER_TOKENS)
@@ -132,14 +133,14 @@ def run(options: Options, services: Services, step: Step) -> Result:
     )
 
 
-def _prepare_store(options: Options, step: Step) -> tuple[str, str]:
-    """Format the embedded volume; return the L2 adapter's JSON and a name for the table."""
+def _prepare_store(options: Options, step: Step) -> tuple[Path | None, list[str], str]:
+    """Format the embedded volume; return its YAML, or a given adapter, and a name for the table."""
     if options.adapter_json is not None:
-        return options.adapter_json, "the given adapter"
+        return None, [options.adapter_json], "the given adapter"
     with step(f"formatting the volume: {store.MEMBERS} files of {store.MEMBER_SIZE}"):
         config = store.write_config(options.directory, MODEL)
         store.format_volume(config)
-        return store.adapter_json(config), "fx100"
+        return config, [], "fx100"
 
 
 def start_servers(
@@ -149,13 +150,17 @@ def start_servers(
     adapters: Sequence[str],
     which: str,
     warm_up: int,
+    *,
+    config: Path | None = None,
 ) -> None:
     """Start `lmcache server` and vLLM and send a prompt of no interest.
 
     Parameters
     ----------
     adapters : sequence of str
-        JSON of the L2 adapters; the server stores to all of them.
+        JSON of L2 adapters; the server stores to all of them.
+    config : Path or None
+        YAML of our store, if it is to be one of them.
     which : str
         Says for the user what this start is.
     warm_up : int
@@ -166,16 +171,17 @@ def start_servers(
     with step(f"starting lmcache server {which}"):
         lmcache = services.start(
             "lmcache server",
-            lmcache_command(ports, *adapters, l1_gib=options.l1_gib),
+            lmcache_command(ports, options.device, config, adapters, l1_gib=options.l1_gib),
             environment,
             directory,
             directory / LMCACHE_LOG,
         )
         lmcache.wait_ready(f"{ports.lmcache_url}/healthcheck")
     with step(f"starting vLLM on the {options.device.upper()}"):
+        arguments = vllm_arguments(ports, MODEL, options.device, options.max_sequences)
         vllm = services.start(
             "vLLM",
-            vllm_command(ports, MODEL, options.device, options.max_sequences),
+            vllm_command(arguments, options.device, directory),
             environment,
             directory,
             directory / "vllm.log",

