@@ -87,6 +87,7 @@ EVENTS = {
     "checksum_failures": "objects that were damaged, and dropped",
     "deadline_misses": "loads and puts that were not done in time",
     "bounced_transfers": "transfers copied through a buffer of our own",
+    "internal_errors": "defects of ours, want of memory or threads; see the log",
     "erase_failures": "inodes that could not be erased; tried again",
     "nvme_reconnects": "NVMe-oF paths that the kernel had given up, connected again",
     "nvme_reconnect_failures": "attempts at that which failed",

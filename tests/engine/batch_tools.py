@@ -26,6 +26,7 @@ class BatchOutcome:
     reports: Counter[int] = field(default_factory=Counter)
     done: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    failed: list[int] = field(default_factory=list)
 
     def report(self, number: int) -> None:
         with self.lock:
@@ -35,6 +36,11 @@ class BatchOutcome:
 
     def on_good(self, numbers: Sequence[int]) -> None:
         self.good.extend(numbers)
+        for number in numbers:
+            self.report(number)
+
+    def on_failed(self, numbers: Sequence[int]) -> None:
+        self.failed.extend(numbers)
         for number in numbers:
             self.report(number)
 
@@ -100,5 +106,6 @@ def read_batch(
         deadline,
         job_of,
         outcome.on_good,
+        outcome.on_failed,
     )
     return batch, outcome

@@ -16,7 +16,8 @@ from store_tools import (
 
 from fx100_lmcache.aligned import zero_buffer
 from fx100_lmcache.engine.base import Job, Status, Transfer
-from fx100_lmcache.engine.lane_engine import RETIRED_S, LaneEngine
+from fx100_lmcache.engine.lane_engine import LaneEngine
+from fx100_lmcache.engine.stripe import RETIRED_S
 from fx100_lmcache.geometry import CLAIM_BYTES
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.store import PutResult
@@ -61,10 +62,10 @@ def test_a_failed_transfer_says_whether_it_is_the_first_in_a_row() -> None:
     seen = []
     settle = store.engine._settle
 
-    def watch(slot, transfer, status, checksum, problem):  # type: ignore[no-untyped-def]
+    def watch(slot, transfer, status, *what, **how):  # type: ignore[no-untyped-def]
         if status is Status.ERROR:
             seen.append(transfer.first_failure)
-        settle(slot, transfer, status, checksum, problem)
+        settle(slot, transfer, status, *what, **how)
 
     store.engine._settle = watch  # type: ignore[method-assign]
     failing_reads(store, 2)

@@ -1,8 +1,11 @@
 """What the store hands to an engine: transfers, grouped into jobs with a deadline.
 
 A *transfer* moves one piece. A *job* is the set of transfers whose fate is reported together
-(all pieces of one object). The engine calls ``on_done`` exactly once for each job, from any
-thread, and never raises into the caller of ``submit``. A *read batch* is many jobs at once.
+(all pieces of one object). A *read batch* is many jobs at once.
+
+Whatever happens, the engine answers exactly once: ``submit`` raises with nothing queued, or every
+job is reported; ``read`` never raises. What handlers raise is logged and counted, and costs nobody
+else an answer.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fx100_lmcache.engine.defects import Defects
 from fx100_lmcache.geometry import round_up
 from fx100_lmcache.members.base import Member
 
@@ -77,10 +81,12 @@ class Transfer:
         Set when the job's deadline found it there: it will be reported to ``Job.on_late``.
     first_failure : bool
         It failed, and was the first to do so since the member last worked: no sign of a lost path.
+    over : bool
+        No lane and no kernel touches its buffer any more. Set once.
     started, stuck, ticket, max_io_bytes, slot, refusals
-        The engine's own: taken by a thread; counted as stuck; handle in a native pool; call size
-        of a retry (0: the member's); the member that it was queued for; large calls that this
-        member had refused before.
+        The engine's own: taken by a thread; counted as stuck; handle in a native pool (0: in
+        none); call size of a retry (0: the member's); the member that it was queued for; large
+        calls that this member had refused before.
     """
 
     member: int
@@ -94,6 +100,7 @@ class Transfer:
     error: OSError | None = None
     in_kernel: bool = False
     first_failure: bool = False
+    over: bool = False
     started: bool = False
     stuck: bool = False
     ticket: int = 0
@@ -144,6 +151,26 @@ class Job:
         """Whether every transfer succeeded."""
         return all(t.status is Status.OK for t in self.transfers)
 
+    def end(
+        self, transfer: Transfer, status: Status, checksum: int = 0, error: OSError | None = None
+    ) -> bool:
+        """Note the fate of a transfer that is over, once; ``lock`` is held.
+
+        Returns
+        -------
+        bool
+            Whether the job is to be reported now.
+        """
+        if transfer.over:
+            return False
+        transfer.over = True
+        transfer.checksum, transfer.error = checksum, error
+        if transfer.in_kernel:  # the job was told that it timed out
+            return False
+        transfer.status = status
+        self.remaining -= 1
+        return self.remaining == 0
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadBatch:
@@ -162,9 +189,12 @@ class ReadBatch:
     deadline : float
         On the engine's clock.
     job_of : callable
-        Makes the job of one object, given its number, when that is needed. At most once for each.
+        Makes the job of one object, given its number, when that is needed. Once for each, unless
+        it raises.
     on_good : callable
         Told, at most once, the numbers of the objects that were read without a job of their own.
+    on_failed : callable
+        Told the numbers of objects of which nothing could be queued. Their buffers are untouched.
     """
 
     counts: I64
@@ -177,6 +207,7 @@ class ReadBatch:
     deadline: float
     job_of: Callable[[int], Job]
     on_good: Callable[[Sequence[int]], None]
+    on_failed: Callable[[Sequence[int]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +232,13 @@ class Engine(Protocol):
     ----------
     bounced_transfers : int
         Transfers so far that needed a buffer of the engine's own.
+    defects : Defects
+        Counts what failed, or was refused, that is nobody's fault but ours.
     """
 
     kind: str
     bounced_transfers: int
+    defects: Defects
 
     @property
     def open_jobs(self) -> int:
@@ -216,11 +250,11 @@ class Engine(Protocol):
         ...
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Queue jobs; return at once."""
+        """Queue jobs; return at once. Raises with nothing queued, or reports each job once."""
         ...
 
     def read(self, batches: Sequence[ReadBatch]) -> None:
-        """Queue the reads of many objects; return at once."""
+        """Queue the reads of many objects; return at once. Never raises."""
         ...
 
     def member(self, index: int) -> Member:

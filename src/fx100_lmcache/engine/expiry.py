@@ -63,3 +63,8 @@ class Expiry(Generic[T]):
         """Wait until nothing is open, or for so long."""
         with self._changed:
             self._changed.wait(timeout_s)
+
+    def wake(self) -> None:
+        """End all waits."""
+        with self._changed:
+            self._changed.notify_all()

@@ -2,8 +2,9 @@
 
 *Suspect*: the kernel has kept a transfer past its deadline. *Down*: several transfers in a row
 failed, or one that was stuck did. Neither is promised by lookups nor chosen for writes; a probe
-that reads the member's label brings it back, and so does the return of all that was stuck, if it
-worked.
+that reads the member's label ends *down*, and the return of all that was stuck ends *suspect*. What
+does not return keeps threads and the budget of bytes in flight: a member that answers the probe
+nevertheless gets others, and a health of their own (see ``LaneEngine.probe``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ class MemberHealth:
     errors: int = 0
     last_error: str = ""
     _row: int = 0
-    _forgiven: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @property
@@ -30,12 +30,12 @@ class MemberHealth:
         """``up``, ``suspect`` or ``down``."""
         if self._row >= ERRORS_IN_A_ROW:
             return "down"
-        return "suspect" if self.stuck > self._forgiven else "up"
+        return "suspect" if self.stuck else "up"
 
     @property
     def usable(self) -> bool:
         """Whether the member may be read and written."""
-        return self._row < ERRORS_IN_A_ROW and self.stuck <= self._forgiven
+        return self._row < ERRORS_IN_A_ROW and not self.stuck
 
     def note_success(self) -> None:
         """Record a transfer that worked."""
@@ -62,15 +62,10 @@ class MemberHealth:
         """Record that a stuck transfer came back; if it failed, only a probe ends *down*."""
         with self._lock:
             self.stuck -= 1
-            self._forgiven = min(self._forgiven, self.stuck)
             if not works:
                 self._row = max(self._row, ERRORS_IN_A_ROW)
 
     def note_probe(self, works: bool) -> None:
         """Record the outcome of reading the label: it alone ends *down*."""
         with self._lock:
-            if works:
-                self._row = 0
-                self._forgiven = self.stuck
-            else:
-                self._row = ERRORS_IN_A_ROW
+            self._row = 0 if works else ERRORS_IN_A_ROW

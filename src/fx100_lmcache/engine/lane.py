@@ -7,12 +7,11 @@ buffer of each thread's own), and what the native lane is tested against.
 from __future__ import annotations
 
 import errno
-import logging
 import mmap
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import xxhash
@@ -21,20 +20,24 @@ from fx100_lmcache.engine.base import Status, Transfer
 from fx100_lmcache.geometry import round_up
 from fx100_lmcache.members.base import Member
 
-log = logging.getLogger(__name__)
-
-Finish = Callable[[Transfer, Status, int, "OSError | None"], None]
+Finish = Callable[[Transfer, Status, int, "Exception | None"], None]
+"""Told the fate of a transfer, its checksum, and what went wrong. Never raises."""
 
 
 class Lane(Protocol):
     """Moves transfers of one member."""
 
-    def submit(self, transfers: Iterable[Transfer]) -> None:
-        """Queue transfers."""
+    def submit(self, transfers: Sequence[Transfer]) -> None:
+        """Queue transfers. If it raises, those that were not queued can be cancelled."""
         ...
 
     def cancel(self, transfer: Transfer) -> bool:
-        """Take a transfer back if it is still queued; its job's lock is held."""
+        """Take a transfer back if it has not been started; its job's lock is held."""
+        ...
+
+    @property
+    def open_transfers(self) -> int:
+        """How many transfers are queued or in the kernel."""
         ...
 
     @property
@@ -70,42 +73,60 @@ class PythonLane:
         self._max_io_bytes = max_io_bytes
         self._finish = finish
         self._queue: queue.SimpleQueue[Transfer | None] = queue.SimpleQueue()
-        self._running: set[Transfer] = set()
+        self._lock = threading.Lock()
+        self._open = 0
         self._threads = [
             threading.Thread(target=self._run, name=f"{name}-{n}", daemon=True)
             for n in range(threads)
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self.close()
+            raise
 
-    def submit(self, transfers: Iterable[Transfer]) -> None:
+    def submit(self, transfers: Sequence[Transfer]) -> None:
         """Queue transfers."""
         for transfer in transfers:
-            self._queue.put(transfer)
+            self._count(1)  # before it can be taken: what is open is never seen as idle
+            try:
+                self._queue.put(transfer)
+            except BaseException:
+                self._count(-1)
+                raise
 
     def cancel(self, transfer: Transfer) -> bool:
         """Take a transfer back unless a thread has started it."""
         return not transfer.started
 
     @property
+    def open_transfers(self) -> int:
+        """How many transfers are queued or in the kernel, those cancelled in the queue too."""
+        return self._open
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is queued or in the kernel."""
-        return not self._running and self._queue.empty()
+        return not self._open
 
     def close(self) -> None:
         """Send every thread home."""
         for _ in self._threads:
             self._queue.put(None)
 
+    def _count(self, more: int) -> None:
+        with self._lock:
+            self._open += more
+
     def _run(self) -> None:
         bounce: mmap.mmap | None = None
         while (transfer := self._queue.get()) is not None:
-            self._running.add(transfer)
             with transfer.job.lock:
-                transfer.started = transfer.status is Status.PENDING
-            if transfer.started:
+                transfer.started = mine = transfer.status is Status.PENDING
+            if mine:
                 bounce = self._serve(transfer, bounce)
-            self._running.discard(transfer)
+            self._count(-1)
             del transfer  # an idle thread must not keep the caller's memory
 
     def _serve(self, transfer: Transfer, bounce: mmap.mmap | None) -> mmap.mmap | None:
@@ -119,15 +140,9 @@ class PythonLane:
             outcome, problem = Status.OK, None
             if transfer.expected is not None and transfer.expected != checksum:
                 outcome = Status.MISMATCH
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - told to the engine
             outcome, checksum, problem = Status.ERROR, 0, error
-        except Exception as error:  # a thread that dies would take its queue with it
-            log.exception("%s: unexpected failure", self._member.name)
-            outcome, checksum, problem = Status.ERROR, 0, OSError(errno.EIO, repr(error))
-        try:
-            self._finish(transfer, outcome, checksum, problem)
-        except Exception:
-            log.exception("a completion handler failed")
+        self._finish(transfer, outcome, checksum, problem)
         return bounce
 
     def _move(self, transfer: Transfer) -> int:

@@ -17,12 +17,13 @@ import logging
 import os
 import select
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import Protocol
 
 from fx100_lmcache.engine.base import Status, Transfer
+from fx100_lmcache.engine.defects import Defects
 from fx100_lmcache.engine.lane import Finish
 from fx100_lmcache.geometry import round_up
 from fx100_lmcache.members.base import Member
@@ -30,6 +31,10 @@ from fx100_lmcache.members.base import Member
 log = logging.getLogger(__name__)
 
 BATCH_BITS = 24  # of a ticket count the reads of a batch, those above say which batch
+
+_LOOK_MS = 1000  # between two looks that nobody asked for
+_AGAIN_MS = 100  # where memory lacked, or after close, when the pools do not call any more
+_NO_TICKET = -1  # of a transfer that could not be queued
 
 _XXH3 = ("createState", "freeState", "64bits_reset", "64bits_update", "64bits_digest")
 
@@ -62,10 +67,6 @@ def _address(library: ctypes.CDLL, name: str) -> int:
     return address
 
 
-# Lanes closed with transfers in the kernel: the memory that it may write to is never freed.
-_LEFT_TO_THE_KERNEL: list[NativeLane] = []
-
-
 def _xxhash_extension() -> str:
     return str(importlib.import_module("xxhash._xxhash").__file__)
 
@@ -76,41 +77,62 @@ def native_available() -> bool:
 
 
 class NativeReaper:
-    """One thread that takes finished operations from all pools back into Python."""
+    """One thread that takes finished operations from all pools back into Python.
 
-    def __init__(self) -> None:
-        self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    It goes on after :meth:`close` for as long as the kernel has something of a lane.
+    """
+
+    def __init__(self, defects: Defects) -> None:
+        self._defects = defects
         self._lanes: list[NativeLane] = []
         self._closing = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="fx100-reaper", daemon=True)
-        self._thread.start()
+        self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            self._thread.start()
+        except BaseException:
+            os.close(self._event_fd)
+            raise
 
-    def open_pool(self, lane: NativeLane, threads: int, in_flight_bytes: int) -> object:
-        """Open a pool whose completions come to ``lane``."""
-        module = _native()
-        assert module is not None
-        pool: object = module.open_pool(threads, in_flight_bytes, self._event_fd)
-        self._lanes.append(lane)
-        return pool
+    def open_pool(self, lane: NativeLane, threads: int, in_flight_bytes: int) -> None:
+        """Give ``lane`` a pool; its completions come to that lane."""
+        with self._lock:
+            if self._closing:
+                raise OSError(errno.ESHUTDOWN, "the engine is being closed")
+            lane.pool = lane.module.open_pool(threads, in_flight_bytes, self._event_fd)
+            try:
+                self._lanes.append(lane)
+            except BaseException:
+                lane.module.close_pool(lane.pool)
+                raise
 
     def _run(self) -> None:
         poll = select.poll()
         poll.register(self._event_fd, select.POLLIN)
-        while not self._closing:
-            poll.poll(1000)
+        wait_ms = _LOOK_MS
+        while not self._closing or self._lanes:
+            poll.poll(wait_ms)
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._event_fd)
-            for lane in list(self._lanes):
-                lane.drain()
-                if lane.finished:
-                    self._lanes.remove(lane)
+            wait_ms = _AGAIN_MS
+            # want of memory: what has ended stays in the pools until the next time
+            with self._defects.guard("completions could not be taken"):
+                wait_ms = self._drain_all()
         with self._lock:  # close() may be about to write
             os.close(self._event_fd)  # closed pools do not signal any more
 
+    def _drain_all(self) -> int:
+        """Report what has finished; return after how many milliseconds to look without a call."""
+        whole = True
+        for lane in list(self._lanes):
+            whole &= lane.drain()
+            if lane.finished:
+                self._lanes.remove(lane)
+        return _AGAIN_MS if self._closing or not whole else _LOOK_MS
+
     def close(self) -> None:
-        """Stop the thread, after the pools were closed."""
-        _LEFT_TO_THE_KERNEL.extend(lane for lane in self._lanes if not lane.finished)
+        """Stop the thread as soon as the pools, which were closed, have nothing left."""
         with self._lock, contextlib.suppress(BlockingIOError):
             if not self._closing:
                 self._closing = True
@@ -120,7 +142,7 @@ class NativeReaper:
 class Concludes(Protocol):
     """A batch, as far as a lane has to know it."""
 
-    def conclude(self) -> None:
+    def conclude(self) -> object:
         """Look at what has ended; what has not, or not well, becomes a transfer of the lane."""
         ...
 
@@ -142,6 +164,7 @@ class NativeLane:
         max_io_bytes: Callable[[], int],
         finish: Finish,
         reaper: NativeReaper,
+        defects: Defects,
     ) -> None:
         module = _native()
         assert module is not None
@@ -150,10 +173,13 @@ class NativeLane:
         self._member = member
         self._max_io_bytes = max_io_bytes
         self._finish = finish
+        self._defects = defects
         self._closed = False
         self._tickets = itertools.count(1)
         self._open: dict[int, Transfer] = {}
-        self.pool = reaper.open_pool(self, threads, in_flight_bytes)
+        self._untold: list[tuple[int, int, int]] = []  # tickets, errnos and checksums
+        self.pool: object = None
+        reaper.open_pool(self, threads, in_flight_bytes)
 
     def fileno(self) -> int:
         """Descriptor of the member; -1 once it is closed."""
@@ -170,42 +196,51 @@ class NativeLane:
         """The largest call that the member takes at present."""
         return self._max_io_bytes()
 
-    def submit(self, transfers: Iterable[Transfer]) -> None:
-        """Queue transfers."""
+    def submit(self, transfers: Sequence[Transfer]) -> None:
+        """Queue transfers; all of them or, if it raises, none."""
         fd, align, limit = self.fileno(), self.align_bytes, self.max_io_bytes
         operations = []
-        for transfer in transfers:
-            ticket = transfer.ticket = next(self._tickets)
-            self._open[ticket] = transfer
-            buffer, padded = transfer.buffer, round_up(transfer.length, align)
-            if transfer.job.write and padded > transfer.length:
-                end = transfer.start + transfer.length
-                buffer.view[end : transfer.start + padded] = bytes(padded - transfer.length)
-            operations.append(
-                (
-                    ticket,
-                    fd,
-                    transfer.job.write,
-                    buffer.address + transfer.start,
-                    transfer.length,
-                    padded,
-                    transfer.offset,
-                    transfer.max_io_bytes or limit,
-                    align,
+        try:
+            for transfer in transfers:
+                ticket = transfer.ticket = next(self._tickets)
+                self._open[ticket] = transfer
+                buffer, padded = transfer.buffer, round_up(transfer.length, align)
+                if transfer.job.write and padded > transfer.length:
+                    end = transfer.start + transfer.length
+                    buffer.view[end : transfer.start + padded] = bytes(padded - transfer.length)
+                operations.append(
+                    (
+                        ticket,
+                        fd,
+                        transfer.job.write,
+                        buffer.address + transfer.start,
+                        transfer.length,
+                        padded,
+                        transfer.offset,
+                        transfer.max_io_bytes or limit,
+                        align,
+                    )
                 )
-            )
-        self.module.submit(self.pool, operations)
+            self.module.submit(self.pool, operations)
+        except BaseException:
+            for transfer in transfers:
+                self._open.pop(transfer.ticket, None)
+                transfer.ticket = _NO_TICKET
+            raise
 
     def wake(self) -> None:
         """Start on the reads of batches."""
         self.module.wake(self.pool)
 
-    def adopt(self, transfer: Transfer) -> None:
+    def adopt(self, transfer: Transfer, ticket: int) -> None:
         """Report a transfer that is in the pool already, under its ticket."""
-        self._open[transfer.ticket] = transfer
+        self._open[ticket] = transfer
+        transfer.ticket = ticket
 
     def cancel(self, transfer: Transfer) -> bool:
-        """Take a transfer back if it is still queued."""
+        """Take a transfer back if it is still queued, or could not be."""
+        if transfer.ticket == _NO_TICKET:
+            return True
         taken: bool = self.module.cancel(self.pool, transfer.ticket)
         if taken:
             self._open.pop(transfer.ticket, None)
@@ -216,40 +251,42 @@ class NativeLane:
         """Whether the lane was closed and the kernel has nothing of it any more."""
         return self._closed and self.idle
 
-    def drain(self) -> None:
-        """Report what has finished."""
-        for ticket, code, checksum in self.module.drain(self.pool):
-            transfer = self._take(ticket)
-            if transfer is None:
-                continue
-            outcome, problem = Status.OK, None
-            if code:
-                outcome, problem = Status.ERROR, self._explain(code, transfer)
-            elif transfer.expected is not None and transfer.expected != checksum:
-                outcome = Status.MISMATCH
-            try:
-                self._finish(transfer, outcome, checksum, problem)
-            except Exception:
-                log.exception("a completion handler failed")
+    def drain(self) -> bool:
+        """Report what has finished; False if something must be tried again."""
+        arrived = [*self._untold, *self.module.drain(self.pool)]
+        self._untold = []
+        for found in arrived:
+            with self._defects.guard("a completion was not reported yet") as failed:
+                self._tell(*found)
+            if failed.cause is not None:  # want of memory: its batch could not be taken apart
+                self._untold.append(found)
+        return not self._untold
 
-    def _take(self, ticket: int) -> Transfer | None:
-        """Find the transfer of a ticket; None if its batch has reported the read already."""
-        transfer = self._open.pop(ticket, None)
+    def _tell(self, ticket: int, code: int, checksum: int) -> None:
+        batch = self.batches.get(ticket >> BATCH_BITS)
+        if batch is not None:
+            batch.conclude()
+        transfer = self._open.get(ticket)
         if transfer is None:
-            batch = self.batches.get(ticket >> BATCH_BITS)
-            try:
-                if batch is not None:
-                    batch.conclude()
-            except Exception:
-                log.exception("a completion handler failed")
-            transfer = self._open.pop(ticket, None)
-        return transfer
+            return  # its batch has reported the read already
+        outcome, problem = Status.OK, None
+        if code:
+            outcome, problem = Status.ERROR, self._explain(code, transfer)
+        elif transfer.expected is not None and transfer.expected != checksum:
+            outcome = Status.MISMATCH
+        del self._open[ticket]  # first, since it may be queued again
+        self._finish(transfer, outcome, checksum, problem)
 
     def _explain(self, code: int, transfer: Transfer) -> OSError:
         if code == errno.ENODEV:
             where = f"{self._member.name} moved nothing at {transfer.offset}; is it gone?"
             return OSError(code, where)
         return OSError(code, os.strerror(code))
+
+    @property
+    def open_transfers(self) -> int:
+        """How many transfers are queued or in the kernel; a batch counts as one."""
+        return len(self._open) + len(self.batches)
 
     @property
     def idle(self) -> bool:

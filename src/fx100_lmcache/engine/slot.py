@@ -9,6 +9,7 @@ from typing import Protocol
 
 from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.engine.base import Transfer
+from fx100_lmcache.engine.defects import Defects
 from fx100_lmcache.engine.health import MemberHealth
 from fx100_lmcache.engine.lane import Finish, Lane, PythonLane
 from fx100_lmcache.engine.native import NativeLane, NativeReaper, native_available
@@ -48,7 +49,15 @@ class EngineOptions:
 
 @dataclass(slots=True, eq=False)
 class MemberSlot:
-    """One member with its lanes; replaced as a whole when the member comes back elsewhere."""
+    """One member with its lanes; replaced as a whole when the member comes back.
+
+    Attributes
+    ----------
+    retired_at : float
+        When it was replaced, on the engine's clock.
+    closed : bool
+        Its threads were sent home.
+    """
 
     index: int
     member: Member
@@ -57,6 +66,7 @@ class MemberSlot:
     """Times that a large call failed and smaller ones worked, since a large one last worked."""
     health: MemberHealth = field(default_factory=MemberHealth)
     retired_at: float = 0.0
+    closed: bool = False
     troubles: BurstLog = field(init=False)
     reads: Lane = field(init=False)
     writes: Lane = field(init=False)
@@ -66,9 +76,40 @@ class MemberSlot:
         self.troubles = BurstLog(log, self.member.name)
 
     @property
+    def lanes(self) -> list[Lane]:
+        """Its lanes, as far as they have been made."""
+        return [getattr(self, kind) for kind in LANES if hasattr(self, kind)]
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is queued or in the kernel."""
-        return all(getattr(self, kind).idle for kind in LANES)
+        return all(lane.idle for lane in self.lanes)
+
+    @property
+    def only_stuck(self) -> bool:
+        """Whether nothing is left but what the kernel keeps past its deadline."""
+        return sum(lane.open_transfers for lane in self.lanes) <= self.health.stuck
+
+    def equip(self, lanes: LaneFactory, finish: Finish) -> None:
+        """Make its lanes: all of them or, if it raises, none.
+
+        Raises
+        ------
+        RuntimeError, OSError, MemoryError
+            If there are no threads or no memory.
+        """
+        try:
+            for kind in LANES:
+                setattr(self, kind, lanes.make(kind, self, finish))
+        except BaseException:
+            self.close()
+            raise
+
+    def succeed(self, other: MemberSlot) -> None:
+        """Go on with the counters of another slot and, for the same device, what it has learnt."""
+        self.health.errors, self.health.last_error = other.health.errors, other.health.last_error
+        if self.member is other.member:
+            self.max_io_bytes, self.refusals = other.max_io_bytes, other.refusals
 
     def learn_limit(self, transfer: Transfer) -> None:
         """Note what a success says about the size of calls that the member takes.
@@ -87,8 +128,10 @@ class MemberSlot:
 
     def close(self) -> None:
         """Send the threads of all lanes home."""
-        for kind in LANES:
-            getattr(self, kind).close()
+        if not self.closed:
+            self.closed = True
+            for lane in self.lanes:
+                lane.close()
 
 
 class LaneFactory(Protocol):
@@ -108,8 +151,10 @@ class LaneFactory(Protocol):
 class ThreadedLanes:
     """Lanes with threads: native where the extension was built and the member has a descriptor."""
 
-    def __init__(self, options: EngineOptions) -> None:
-        self._reaper = NativeReaper() if options.native and native_available() else None
+    def __init__(self, options: EngineOptions, defects: Defects) -> None:
+        native = options.native and native_available()
+        self._defects = defects
+        self._reaper = NativeReaper(defects) if native else None
         self.kind = "python" if self._reaper is None else "native"
         readers, writers = options.reader_threads, options.writer_threads
         self._in_flight_bytes = {
@@ -127,7 +172,9 @@ class ThreadedLanes:
 
         if self._reaper is not None and member.fileno() is not None and what != "bounced":
             in_flight_bytes = self._in_flight_bytes[what]
-            return NativeLane(member, threads, in_flight_bytes, limit, finish, self._reaper)
+            return NativeLane(
+                member, threads, in_flight_bytes, limit, finish, self._reaper, self._defects
+            )
         return PythonLane(member, threads, limit, finish, f"fx100-m{slot.index}-{what}")
 
     def close(self) -> None:

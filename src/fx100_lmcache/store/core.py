@@ -94,6 +94,8 @@ class Core:
         self.dying: set[bytes] = set()  # digests whose old inode is not erased yet
         self.write_bytes = 0
         self.closing = False
+        self.forked = False  # this is the copy in a forked child
+        self.defects = engine.defects
         self.on_evicted: Evicted = _ignore_evicted
         self.space_freed: Callable[[], None] = _ignore
 
@@ -108,6 +110,14 @@ class Core:
         """Return the order of the next inode: later inodes win over earlier ones."""
         self.counter += 1
         return self.epoch, self.counter
+
+    def make_inert(self) -> None:
+        """Make this the copy in a forked child: it does nothing, and waits for nobody.
+
+        Whoever held the lock in the parent is not here to give it back.
+        """
+        self.lock = threading.RLock()
+        self.forked = self.closing = True
 
     def report(self) -> SpaceReport:
         """Count blocks, each kind from its own books."""

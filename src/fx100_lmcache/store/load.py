@@ -77,6 +77,26 @@ class _Reading:
         ]
 
 
+@dataclass(slots=True, eq=False)
+class _Looked:
+    """What the lookup of some items of a request came to.
+
+    Attributes
+    ----------
+    reading : list of int
+        Rows that count a reader for it.
+    missed, misses
+        Numbers of the items that are not read, and why.
+    batch : ReadBatch or None
+        The reads of the others.
+    """
+
+    reading: Sequence[int] = ()
+    missed: Sequence[int] = ()
+    misses: Sequence[LoadResult] = ()
+    batch: ReadBatch | None = None
+
+
 class Loader:
     """Reads entries."""
 
@@ -95,6 +115,10 @@ class Loader:
     ) -> None:
         """Read objects; ``on_done`` gets a result for each, in order, from any thread.
 
+        Either it raises, and then nothing was queued and ``on_done`` is never called; or it does
+        not, and then ``on_done`` is called once, whatever fails. Until then, with ``hold``, the
+        buffers are in use; afterwards they are not.
+
         Parameters
         ----------
         hold : bool
@@ -105,15 +129,26 @@ class Loader:
         deadline = now + (deadline_s or self._core.options.load_s)
         request = _Request(items, on_done, now, deadline, hold)
         if not items:
-            on_done([])
+            self._tell(request)
             return
         slices = -(-len(items) // _SLICE)
         ends = [len(items) * part // slices for part in range(slices + 1)]
-        batches = [self._batch(request, range(*part)) for part in itertools.pairwise(ends)]
-        self._core.engine.read([batch for batch in batches if batch is not None])
+        looked_up = [_Looked() for _ in range(slices)]
+        try:
+            for looked, part in zip(looked_up, itertools.pairwise(ends), strict=True):
+                self._look_up(request, range(*part), looked)
+            batches = [each.batch for each in looked_up if each.batch is not None]
+        except BaseException:
+            for looked in looked_up:
+                self._let_go(looked.reading)
+            raise
+        # from here on nothing raises, and every item is answered
+        self._core.engine.read(batches)
+        for looked in looked_up:
+            self._collect(request, looked.missed, looked.misses)
 
-    def _batch(self, request: _Request, numbers: range) -> ReadBatch | None:
-        """Look some items up; report the misses, and lay out the reads of the others."""
+    def _look_up(self, request: _Request, numbers: range, looked: _Looked) -> None:
+        """Look some items up, and lay out the reads of those that are there."""
         core = self._core
         items = [request.items[number] for number in numbers]
         with core.lock:
@@ -121,28 +156,23 @@ class Loader:
             reasons = self._judge(items, rows)
             admitted = [place for place, reason in enumerate(reasons) if not reason]
             rows = rows[admitted]
-            core.catalog.start_reading(rows.tolist())
             counts, locations, checksums = core.catalog.pieces(rows)
             lengths = core.catalog.lengths(rows).astype(np.int64)
-        for place, reason in enumerate(reasons):
-            if reason:
-                self._collect(request, [numbers[place]], [self._miss(reason)])
+            reading = rows.tolist()
+            core.catalog.start_reading(reading)
+            looked.reading = reading
+        looked.missed = [numbers[place] for place, reason in enumerate(reasons) if reason]
+        looked.misses = [self._miss(reason) for reason in reasons if reason]
         if not admitted:
-            return None
+            return
         pieces = piece_columns(core.geometry, counts, locations, lengths)
         buffers = [items[place].buffer for place in admitted]
         addresses = np.array([buffer.address for buffer in buffers], np.int64)
         rooms = np.array([len(buffer.view) for buffer in buffers], np.int64)
-        reading = _Reading(
-            request,
-            [numbers[place] for place in admitted],
-            rows,
-            lengths,
-            np.cumsum(counts).tolist(),
-            pieces,
-            checksums,
-        )
-        return ReadBatch(
+        ends = np.cumsum(counts).tolist()
+        chosen = [numbers[place] for place in admitted]
+        part = _Reading(request, chosen, rows, lengths, ends, pieces, checksums)
+        looked.batch = ReadBatch(
             counts,
             pieces.members,
             pieces.offsets,
@@ -151,8 +181,9 @@ class Loader:
             rooms[pieces.owners] - pieces.starts,
             checksums,
             request.deadline,
-            partial(self._job, reading),
-            partial(self._all_good, reading),
+            partial(self._job, part),
+            partial(self._all_good, part),
+            partial(self._not_queued, part),
         )
 
     def _judge(self, items: Sequence[LoadItem], rows: Rows) -> list[str]:
@@ -191,11 +222,13 @@ class Loader:
 
         def done(job: Job) -> None:
             stuck[0] = sum(t.in_kernel for t in job.transfers)
-            result = self._outcome(job, row, length, request.started)
+            result = LoadResult(0, "error")
+            with core.defects.guard("the outcome of a load was lost"):
+                result = self._outcome(job, row, length, request.started)
             if stuck[0]:
                 result = replace(result, in_kernel=True)
             else:
-                self._let_go(row)
+                self._let_go([row])
             self._collect(request, [number], [result])
 
         def late(_: Transfer) -> None:
@@ -203,7 +236,7 @@ class Loader:
                 stuck[0] -= 1
                 free = stuck[0] == 0
             if free:
-                self._let_go(row)
+                self._let_go([row])
                 if item.on_released is not None:
                     item.on_released()
 
@@ -211,24 +244,40 @@ class Loader:
 
     def _all_good(self, reading: _Reading, places: Sequence[int]) -> None:
         """Report objects that were read without a job."""
-        core, request = self._core, reading.request
         rows, lengths = reading.rows[places].tolist(), reading.lengths[places].tolist()
+        results = [LoadResult(length) for length in lengths]
+        with self._core.defects.guard("loads were not counted"):
+            self._count_hits(reading.request, rows, lengths)
+        self._answer(reading, places, results)
+
+    def _not_queued(self, reading: _Reading, places: Sequence[int]) -> None:
+        """Report objects that the engine could not begin to read."""
+        self._answer(reading, places, [self._miss("error") for _ in places])
+
+    def _answer(
+        self, reading: _Reading, places: Sequence[int], results: Sequence[LoadResult]
+    ) -> None:
+        numbers = [reading.numbers[place] for place in places]
+        self._let_go(reading.rows[places].tolist())
+        self._collect(reading.request, numbers, results)
+
+    def _count_hits(self, request: _Request, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        core = self._core
         with core.lock:
             elapsed_us = (core.engine.now() - request.started) * 1e6
-            core.counts["read_us"] += round(elapsed_us * len(places))
-            core.counts["load_hits"] += len(places)
+            core.counts["read_us"] += round(elapsed_us * len(rows))
+            core.counts["load_hits"] += len(rows)
             core.counts["read_bytes"] += sum(lengths)
             if self._failed_once:
                 self._failed_once.difference_update(rows)
-            for row in core.catalog.stop_reading(rows):
-                self._eraser.erase_hidden(row)
-        numbers = [reading.numbers[place] for place in places]
-        self._collect(request, numbers, [LoadResult(length) for length in lengths])
 
-    def _let_go(self, row: int) -> None:
-        with self._core.lock:
-            for hidden in self._core.catalog.stop_reading([row]):
-                self._eraser.erase_hidden(hidden)
+    def _let_go(self, rows: Sequence[int]) -> None:
+        """Count a reader less of each row; the last one of a hidden entry has it erased."""
+        core = self._core
+        with core.lock:
+            for hidden in core.catalog.stop_reading(rows):
+                with core.defects.guard("an entry was not erased after its last reader"):
+                    self._eraser.erase_hidden(hidden)
 
     def _outcome(self, job: Job, row: int, length: int, started: float) -> LoadResult:
         """Judge a finished read, and drop an entry that has proven bad."""
@@ -270,12 +319,19 @@ class Loader:
     def _collect(
         self, request: _Request, numbers: Sequence[int], results: Sequence[LoadResult]
     ) -> None:
+        """Note results; with the last one the request is answered."""
+        if not numbers:
+            return
         with self._core.lock:
             for number, result in zip(numbers, results, strict=True):
                 request.results[number] = result
             request.open_ -= len(numbers)
             finished = request.open_ == 0
         if finished:
+            self._tell(request)
+
+    def _tell(self, request: _Request) -> None:
+        with self._core.defects.guard("whoever asked for a load failed to take the answer"):
             request.on_done([r for r in request.results if r is not None])
 
 

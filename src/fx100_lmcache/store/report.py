@@ -23,6 +23,8 @@ def problems_of(core: Core, *, claim_lost: bool, unerased: int) -> list[str]:
         stored = core.counts["puts_stored"]
     if failed >= FAILED_PUTS and not stored:
         found.append(f"none of {failed} puts succeeded")
+    if core.defects.count:
+        found.append(f"{core.defects.count} internal errors so far; the log says which")
     if unerased:
         found.append(f"{unerased} inodes could not be erased so far; their space waits")
     return found

@@ -325,9 +325,13 @@ class Store:
 
     def counts(self) -> dict[str, int]:
         """Copy all counters."""
-        bounced = self._core.engine.bounced_transfers
-        with self._core.lock:
-            return {**self._core.counts, "bounced_transfers": bounced}
+        core = self._core
+        elsewhere = {
+            "bounced_transfers": core.engine.bounced_transfers,
+            "internal_errors": core.defects.count,
+        }
+        with core.lock:
+            return {**core.counts, **elsewhere}
 
     @property
     def closing(self) -> bool:

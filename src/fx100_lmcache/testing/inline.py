@@ -13,9 +13,11 @@ from collections.abc import Iterable, Sequence
 import xxhash
 
 from fx100_lmcache.engine.base import Status, Transfer
+from fx100_lmcache.engine.defects import Defects
 from fx100_lmcache.engine.lane import Finish
-from fx100_lmcache.engine.lane_engine import LaneEngine, Probe
+from fx100_lmcache.engine.lane_engine import LaneEngine
 from fx100_lmcache.engine.slot import EngineOptions
+from fx100_lmcache.engine.stripe import Probe
 from fx100_lmcache.geometry import round_up
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.testing.clock import SimulatedClock
@@ -32,18 +34,26 @@ class InlineLane:
         self._member = member
         self._max_io_bytes = max_io_bytes
         self._finish = finish
+        self._closed = False
         self.stalled: list[Transfer] = []
 
     def submit(self, transfers: Iterable[Transfer]) -> None:
-        """Make transfers, in order."""
+        """Make transfers, in order; none after close."""
         for transfer in transfers:
-            if transfer.status is Status.PENDING:
-                transfer.started = True
+            with transfer.job.lock:
+                transfer.started = transfer.status is Status.PENDING and not self._closed
+                mine = transfer.started
+            if mine:
                 self._make(transfer)
 
     def cancel(self, transfer: Transfer) -> bool:
-        """Refuse: whatever was submitted has been started."""
-        return False
+        """Refuse what has been started."""
+        return not transfer.started
+
+    @property
+    def open_transfers(self) -> int:
+        """How many transfers the simulated kernel keeps."""
+        return len(self.stalled)
 
     @property
     def idle(self) -> bool:
@@ -51,7 +61,8 @@ class InlineLane:
         return not self.stalled
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Make no more transfers."""
+        self._closed = True
 
     def release(self) -> None:
         """Let the kernel finish what it kept."""
@@ -121,14 +132,27 @@ class InlineLanes:
             lane.release()
 
 
+class RaisingDefects(Defects):
+    """Has exceptions of handlers come out where the engine was called: a test must see them."""
+
+    def caught(self, what: str, cause: BaseException) -> bool:
+        """Count an exception, and let it go on."""
+        super().caught(what, cause)
+        return False
+
+
 def inline_engine(
     members: Sequence[Member],
     *,
     clock: SimulatedClock | None = None,
     probe: Probe | None = None,
     max_io_bytes: int = 1024 * 1024,
+    defects: Defects | None = None,
 ) -> tuple[LaneEngine, InlineLanes, SimulatedClock]:
     """Make a deterministic engine; return it with its lanes and its clock."""
     lanes, clock = InlineLanes(), clock or SimulatedClock()
     options = EngineOptions(max_io_bytes=max_io_bytes)
-    return LaneEngine(members, options, probe, lanes=lanes, clock=clock), lanes, clock
+    engine = LaneEngine(
+        members, options, probe, lanes=lanes, clock=clock, defects=defects or RaisingDefects()
+    )
+    return engine, lanes, clock
