@@ -19,7 +19,12 @@ from fx100_lmcache.aligned import aligned_buffer
 from fx100_lmcache.errors import ClaimError, RecordError
 from fx100_lmcache.geometry import CLAIM_BYTES, Geometry
 from fx100_lmcache.members.base import Member, read_whole
-from fx100_lmcache.ondisk.claim_block import ClaimBlock, unpack_claim
+from fx100_lmcache.ondisk.claim_block import (
+    ClaimBlock,
+    next_counter,
+    next_epoch,
+    unpack_claim,
+)
 
 _HOST_FIELDS = ("host", "machine", "boot")
 
@@ -127,8 +132,8 @@ def take_claim(
     block = ClaimBlock(
         shard=shard,
         generation=seen.generation if seen else 1,
-        epoch=max(seen.epoch + 1 if seen else 0, int(unix_s)),
-        counter=seen.counter + 1 if seen else 1,
+        epoch=next_epoch(seen.epoch if seen else -1, unix_s),
+        counter=next_counter(seen.counter if seen else 0),
         holder=us,
     )
     for member in members:

@@ -24,12 +24,23 @@ MAX_MEMBERS = 16
 MAX_SHARDS = 64
 MAX_FRAME_BLOCKS = 64  # a frame's map of used blocks fits one 64-bit word
 MAX_PIECE_BYTES = 8 * 1024 * 1024  # longer pieces gain nothing and would serialise one member
+MAX_OBJECT_BYTES = (1 << 32) - 1  # the catalog keeps a length in 32 bits
+MIN_ALIGN_BYTES, MAX_ALIGN_BYTES = 512, 4096
+MAX_INODE_BYTES = 32 * 1024  # the next power of two does not fit the inode's own 16 bits
+MAX_ROWS = (1 << 31) - 1  # the index of digests numbers inode slots with 31 bits
+MAX_FRAMES = 1 << 32  # each takes a byte of memory, and four while a volume is opened
+MAX_MEMBER_BLOCKS = 1 << 40  # the place of a piece numbers blocks with 40 bits
 _GOOD_IO_BYTES = 1024 * 1024  # from here on, splitting an object further costs more than it brings
 
 
 def round_up(value: int, unit: int) -> int:
     """Round ``value`` up to a multiple of ``unit``."""
     return -(-value // unit) * unit
+
+
+def _is_size(value: int, least: int, most: int) -> bool:
+    """Whether this is a power of two in a range."""
+    return least <= value <= most and value.bit_count() == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +84,44 @@ class Geometry:
         return round_up(LABEL_BYTES + 2 * CLAIM_BYTES * self.shards, self.io_align_bytes)
 
     @property
-    def possible(self) -> bool:
-        """Whether everything is aligned and fits the members."""
-        align = self.io_align_bytes
-        return (
-            align > 0
-            and 0 < self.inode_bytes == self.inode_bytes // align * align
-            and 0 < self.block_bytes == self.block_bytes // align * align
-            and 1 <= self.frame_blocks <= MAX_FRAME_BLOCKS
-            and all(
-                self.block_offset(m, self.shards * len(self.shard_blocks(m, 0)))
-                <= self.label_copy_offset(m)
-                for m in range(len(self.members))
-            )
-        )
+    def piece_frames(self) -> int:
+        """Frames in the longest piece."""
+        return max(1, MAX_PIECE_BYTES // self.frame_bytes)
+
+    @property
+    def flaw(self) -> str:
+        """Why no volume can be like this, in words; empty if one can."""
+        rules = {
+            "members": 1 <= len(self.members) <= MAX_MEMBERS,
+            "shards": 1 <= self.shards <= MAX_SHARDS,
+            "transfer unit": _is_size(self.io_align_bytes, MIN_ALIGN_BYTES, MAX_ALIGN_BYTES),
+            "inode size": _is_size(self.inode_bytes, self.io_align_bytes, MAX_INODE_BYTES),
+            "block size": self.block_bytes > 0 and self.block_bytes % MIN_ALIGN_BYTES == 0,
+            "frame": 1 <= self.frame_blocks <= MAX_FRAME_BLOCKS
+            and self.frame_bytes <= MAX_PIECE_BYTES,
+            "slots": all(m.slots_per_shard >= 1 for m in self.members),
+            "frames": all(m.frames_per_shard >= 1 for m in self.members),
+        }
+        for name, holds in rules.items():
+            if not holds:
+                return f"impossible {name}"
+        return self._excess
+
+    @property
+    def _excess(self) -> str:
+        """What there is too much of; asked once the numbers make sense one by one."""
+        if self.block_bytes % self.io_align_bytes:
+            return "blocks are no whole number of transfer units"
+        if self.rows > MAX_ROWS:
+            return f"{self.rows} inode slots, at most {MAX_ROWS}: raise bytes_per_inode"
+        frames = [m.frames_per_shard * self.shards for m in self.members]
+        if sum(frames) > MAX_FRAMES or max(frames) * self.frame_blocks > MAX_MEMBER_BLOCKS:
+            return f"{sum(frames)} frames, at most {MAX_FRAMES}: use larger objects"
+        for member in range(len(self.members)):
+            end = self.block_offset(member, self.shard_blocks(member, self.shards - 1).stop)
+            if end > self.label_copy_offset(member):
+                return f"the data area of member {member} ends beyond the member"
+        return ""
 
     def claim_offset(self, shard: int, which: int) -> int:
         """Offset of one of the two alternating claim blocks of a shard."""
@@ -202,7 +237,7 @@ def plan_geometry(
     MemberSizeError
         If a member cannot hold one frame and one inode for each shard.
     TooLargeError
-        If there are too many members or shards.
+        If there are too many members, shards, inodes or frames.
     """
     if not 1 <= len(sizes_bytes) <= MAX_MEMBERS:
         raise TooLargeError(f"{len(sizes_bytes)} members; a volume has 1 to {MAX_MEMBERS}")
@@ -225,7 +260,10 @@ def plan_geometry(
                 f"shard(s) with frames of {frame_bytes} bytes need at least {needed}"
             )
         shapes.append(MemberShape(size, slots, frames))
-    return Geometry(block_bytes, frame_blocks, inode_bytes, io_align_bytes, shards, tuple(shapes))
+    made = Geometry(block_bytes, frame_blocks, inode_bytes, io_align_bytes, shards, tuple(shapes))
+    if made.flaw:
+        raise TooLargeError(f"no volume can be like this: {made.flaw}")
+    return made
 
 
 def stripe(

@@ -101,7 +101,7 @@ class Scope:
     def pack(self) -> bytes:
         """Encode every field, in one canonical order."""
         fields = [
-            (_KIND, self.kind.encode()),
+            (_KIND, _text(self.kind)),
             (_MODEL, _text(self.model)),
             (_RANK, _INT.pack(self.rank)),
             (_GROUP, _INT.pack(self.group)),

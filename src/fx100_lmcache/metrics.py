@@ -23,6 +23,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.values import ValueClass
 
 from fx100_lmcache.config import MetricsConfig
+from fx100_lmcache.ondisk.reason import TEXTS
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ EVENTS = {
     "nvme_reconnects": "NVMe-oF paths that the kernel had given up, connected again",
     "nvme_reconnect_failures": "attempts at that which failed",
     "torn_inodes": "inodes that a crash had left half written",
+    **{f"inodes_dropped_{reason}": f"when opened: {text}" for reason, text in TEXTS.items()},
     "unreadable_inodes": "inodes that a device could not read when the volume was opened",
     "lookup_layout_mismatches": "layouts that a lookup refused",
     "puts_replacing": "objects that replaced one of another layout",

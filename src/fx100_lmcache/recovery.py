@@ -1,7 +1,8 @@
 """Recovery: read every inode table, keep what is valid, derive the rest.
 
-Nothing but inodes is trusted. The newest inode wins a digest, and wins the blocks that it
-claims; losers are reported so that they can be erased. Tables of different members are read at
+An inode is taken only if all that it says can be true (:mod:`fx100_lmcache.verdict`). Of those
+the newest wins a digest, and wins the blocks that it claims. What is not taken is counted by
+reason, and reported so that it can be erased. Tables of different members are read at
 the same time, and worked on in stretches that stay in the CPU's cache. A few slots that cannot be
 read cost the entries in them, not the volume.
 """
@@ -9,7 +10,7 @@ read cost the entries in them, not the volume.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
@@ -21,8 +22,10 @@ from fx100_lmcache.aligned import BufferPool
 from fx100_lmcache.engine.base import IoBuffer
 from fx100_lmcache.geometry import Geometry
 from fx100_lmcache.members.base import MEDIA_ERRORS, Member, read_whole
-from fx100_lmcache.ondisk.inode import MAX_BLOCK, InodePlace, TableRows, parse_table
+from fx100_lmcache.ondisk.inode import InodePlace, TableRows, parse_table
+from fx100_lmcache.ondisk.reason import Reason
 from fx100_lmcache.overlap import contested_entries, resolve
+from fx100_lmcache.verdict import GOOD, Judge, piece_blocks, reason_of
 
 MAX_UNREADABLE_SLOTS = 64
 """More than so many are a broken member: then nothing is opened."""
@@ -53,8 +56,6 @@ class Columns:
     counts: I64
     shard: I64
     generation: I64
-    possible: Flags
-    """Whether all pieces lie where they may, and the lengths add up."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -78,8 +79,27 @@ class Recovered(Columns):
     """Slots of inodes that lost against newer ones: erase them."""
     unreadable_rows: list[int] = field(default_factory=list)
     """Slots that cannot be read: erase them too; to be written is what heals most of them."""
+    held_rows: list[int] = field(default_factory=list)
+    """Slots that must stay as they are: what stands there is of a format that we do not know."""
+    dropped: Counter[Reason] = field(default_factory=Counter)
+    """Inodes with a right checksum that were not taken, dead generations not among them."""
     torn: int = 0
     foreign: int = 0
+
+    @property
+    def dropped_by_reason(self) -> dict[str, int]:
+        """How many were dropped for each reason there is, zeros included."""
+        return {reason.value: self.dropped[reason] for reason in Reason}
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """An inode that cannot be true. It counts unless its generation is a dead one."""
+
+    row: int
+    shard: int
+    generation: int
+    reason: Reason
 
 
 @dataclass(slots=True)
@@ -88,12 +108,20 @@ class _Part:
 
     columns: Columns
     metas: list[bytes]
-    torn: int
-    foreign: int
+    torn: int = 0
+    foreign: int = 0
+    odd: dict[Reason, I64] = field(default_factory=dict)
+    """Rows of slots that hold no inode of their place."""
+    refused: list[_Refused] = field(default_factory=list)
 
 
 def recover(
-    members: Sequence[Member], geometry: Geometry, volume: bytes, generations: dict[int, int]
+    members: Sequence[Member],
+    geometry: Geometry,
+    volume: bytes,
+    generations: dict[int, int],
+    *,
+    claim_epoch: int | None = None,
 ) -> Recovered:
     """Rebuild the catalog of the given shards.
 
@@ -102,26 +130,30 @@ def recover(
     generations : dict of int to int
         Shard number to the generation that its claim says. Inodes of an older one do not count;
         one of a newer one proves that the claim block was lost in a power cut.
+    claim_epoch : int or None
+        Highest epoch of the claims, which bounds those of inodes; None if it is not known.
 
     Raises
     ------
     OSError
         If more of the tables than :data:`MAX_UNREADABLE_SLOTS` cannot be read.
     """
+    judge = Judge(geometry, generations, claim_epoch)
     parts = []
     unreadable: list[int] = []
     tables = _read_tables(members, geometry, volume, list(generations), unreadable)
     for place, view in tables:
         stretch = parse_table(view, place, inode_bytes=geometry.inode_bytes)
-        if len(stretch.slots) or stretch.torn or stretch.foreign:
-            columns = _columns(stretch, place, geometry)
-            parts.append(_Part(columns, stretch.metas, stretch.torn, stretch.foreign))
+        if len(stretch.slots) or stretch.torn or stretch.foreign or stretch.odd:
+            parts.append(_part(stretch, place, geometry, judge))
     found = _join(parts)
     found.generations = {
         shard: max(generation, int(found.generation[found.shard == shard].max(initial=generation)))
         for shard, generation in generations.items()
     }
     found.unreadable_rows = sorted(unreadable)
+    for part in parts:
+        _note_refused(found, part)
     return _choose(found, geometry)
 
 
@@ -217,21 +249,42 @@ def _ahead(
             yield place, buffer.result()
 
 
-def _columns(found: TableRows, place: InodePlace, geometry: Geometry) -> Columns:
+def _part(found: TableRows, place: InodePlace, geometry: Geometry, judge: Judge) -> _Part:
+    """Judge a stretch, and keep what can be true of it."""
+    first = geometry.row(place.member, place.shard, 0)
+    words = np.ascontiguousarray(found.heads["digest"]).view(np.uint64).reshape(-1, 6)
+    codes = judge.verdicts(found, words, place.shard)
+    part = _Part(_columns(found, words, place, first), found.metas, found.torn, found.foreign)
+    part.odd = {reason: slots + first for reason, slots in found.odd.items()}
+    if codes.any():
+        columns = part.columns
+        part.refused = [
+            _Refused(row, place.shard, generation, reason_of(code))
+            for row, generation, code in zip(
+                *(c[codes != GOOD].tolist() for c in (columns.rows, columns.generation, codes)),
+                strict=True,
+            )
+        ]
+        _keep(columns, codes == GOOD)
+        used = np.unique(columns.meta_ids)  # what nothing refers to might not be readable
+        columns.meta_ids = np.searchsorted(used, columns.meta_ids)
+        part.metas = [part.metas[number] for number in used.tolist()]
+    return part
+
+
+def _columns(found: TableRows, words: U64, place: InodePlace, first: int) -> Columns:
     heads, locations = found.heads, found.locations
     epoch, counter, length, counts, shard, generation = (
         heads[name].astype(np.int64)
         for name in ("epoch", "counter", "length", "pieces", "shard", "generation")
     )
-    sizes = (locations >> np.uint64(40) & np.uint64(0xFFFF)).astype(np.int64)
-    blocks = sizes.sum(axis=1)
     return Columns(
-        rows=found.slots + geometry.row(place.member, place.shard, 0),
-        words=np.ascontiguousarray(heads["digest"]).view(np.uint64).reshape(-1, 6),
+        rows=found.slots + first,
+        words=words,
         epoch=epoch,
         counter=counter,
         length=length,
-        blocks=blocks,
+        blocks=piece_blocks(locations).sum(axis=1),
         meta_ids=found.meta_ids,
         members=_member_masks(locations, place.member),
         locations=locations,
@@ -239,9 +292,12 @@ def _columns(found: TableRows, place: InodePlace, geometry: Geometry) -> Columns
         counts=counts,
         shard=shard,
         generation=generation,
-        possible=_inside(locations, sizes, place.shard, geometry)
-        & _adds_up(length, sizes, blocks, counts, geometry.block_bytes),
     )
+
+
+def _keep(columns: Columns, keep: Flags) -> None:
+    for name in _COLUMNS:
+        setattr(columns, name, getattr(columns, name)[keep])
 
 
 def _member_masks(locations: U64, home: int) -> I64:
@@ -252,26 +308,15 @@ def _member_masks(locations: U64, home: int) -> I64:
     return masks
 
 
-def _inside(locations: U64, sizes: I64, shard: int, geometry: Geometry) -> Flags:
-    """Whether every piece lies in its shard's data area."""
-    frames = [m.frames_per_shard for m in geometry.members]
-    shard_blocks = np.array([*frames, 0], np.int64) * geometry.frame_blocks
-    member = np.minimum((locations >> np.uint64(56)).astype(np.int64), len(frames))
-    start = (locations & np.uint64(MAX_BLOCK)).astype(np.int64)
-    size = shard_blocks[member]
-    first = size * shard
-    inside = (sizes > 0) & (start >= first) & (start + sizes <= first + size)
-    flags: Flags = (inside | (locations == 0)).all(axis=1)
-    return flags
-
-
-def _adds_up(length: I64, sizes: I64, blocks: I64, counts: I64, block_bytes: int) -> Flags:
-    """Whether an object fills all of its pieces but the last, and ends in that one."""
-    if not len(length):
-        return np.zeros(0, np.bool_)
-    last = np.take_along_axis(sizes, counts[:, None] - 1, axis=1)[:, 0]
-    flags: Flags = (length <= blocks * block_bytes) & (length > (blocks - last) * block_bytes)
-    return flags
+def _note_refused(found: Recovered, part: _Part) -> None:
+    """Count what cannot be true, and have it erased, unless we do not know what it is."""
+    for reason, rows in part.odd.items():
+        found.dropped[reason] += len(rows)
+        (found.held_rows if reason is Reason.FORMAT else found.stale_rows).extend(rows.tolist())
+    for refused in part.refused:
+        if refused.generation >= found.generations[refused.shard]:
+            found.dropped[refused.reason] += 1
+            found.stale_rows.append(refused.row)
 
 
 def _join(parts: list[_Part]) -> Recovered:
@@ -314,41 +359,42 @@ def _nothing() -> _Part:
     none, table = np.zeros(0, np.int64), np.zeros((0, 0), np.uint64)
     columns: dict[str, npt.NDArray[np.generic]] = dict.fromkeys(_COLUMNS, none)
     columns |= {"words": np.zeros((0, 6), np.uint64), "locations": table, "checksums": table}
-    return _Part(Columns(**columns | {"possible": none.astype(np.bool_)}), [], 0, 0)  # type: ignore[arg-type]
+    return _Part(Columns(**columns), [])  # type: ignore[arg-type]
 
 
 _NOTHING = _nothing()
 
 
 def _choose(found: Recovered, geometry: Geometry) -> Recovered:
-    """Drop inodes that cannot be true, then those that lost against newer ones."""
+    """Drop inodes of dead generations, then those that lost against newer ones."""
     in_force = np.zeros(geometry.shards, np.int64)
     for shard, generation in found.generations.items():
         in_force[shard] = generation
     current = found.generation == in_force[found.shard]
-    possible = current & found.possible
-    found.torn += int(np.count_nonzero(current & ~possible))
-    keep = possible & _newest_of_digest(found.words, possible, found.age)
+    keep = current & _newest_of_digest(found.words, current, found.age)
+    twice = int(np.count_nonzero(current & ~keep))
     contested = contested_entries(found.locations, keep, found.age, geometry)
-    for index in resolve(found.locations, contested):
+    losers = resolve(found.locations, contested)
+    found.dropped += Counter({Reason.DUPLICATE: twice, Reason.OVERLAP: len(losers)})
+    for index in losers:
         keep[index] = False
     if keep.all():
         return found
     # what lost must go from the media, or it would come back when the winner has gone
-    found.stale_rows = found.rows[current & ~keep].tolist()
-    for name in (*_COLUMNS, "age"):
-        setattr(found, name, getattr(found, name)[keep])
+    found.stale_rows += found.rows[current & ~keep].tolist()
+    _keep(found, keep)
+    found.age = found.age[keep]
     return found
 
 
-def _newest_of_digest(words: U64, possible: Flags, age: I64) -> Flags:
+def _newest_of_digest(words: U64, current: Flags, age: I64) -> Flags:
     """Mark, of inodes with one digest, the newest."""
     newest = np.ones(len(words), np.bool_)
     mixed = words[:, 0] * np.uint64(3) ^ words[:, 2] ^ words[:, 3] ^ words[:, 5] * np.uint64(7)
     ordered = np.sort(mixed)
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(twice):  # rare: settle those few one by one
-        suspects = np.flatnonzero(np.isin(mixed, twice) & possible)
+        suspects = np.flatnonzero(np.isin(mixed, twice) & current)
         seen: set[bytes] = set()
         for index in suspects[np.argsort(age[suspects])][::-1].tolist():
             digest = words[index].tobytes()

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fx100_lmcache.allocator import FrameAllocator, SlotAllocator
-from fx100_lmcache.geometry import MAX_MEMBERS, MAX_PIECE_BYTES, Geometry, stripe
+from fx100_lmcache.geometry import MAX_MEMBERS, Geometry, stripe
 from fx100_lmcache.ondisk.inode import MAX_BLOCK, unpack_location
 
 _STRETCH = 16_384  # recovered entries marked at once: their arrays stay in the CPU's cache
@@ -63,7 +63,7 @@ class Space:
             for m in members
         }
         self._shards = list(shards)
-        self._piece_frames = max(1, MAX_PIECE_BYTES // geometry.frame_bytes)
+        self._piece_frames = geometry.piece_frames
         self.total_blocks = geometry.total_blocks(self._shards)
 
     @property

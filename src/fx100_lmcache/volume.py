@@ -94,21 +94,19 @@ def read_label(member: Member) -> tuple[Label, bool]:
     if member.size_bytes < 2 * LABEL_BYTES:
         raise MemberSizeError(f"{member.name} has {member.size_bytes} bytes: too small for a label")
     front_block = read_at(member, 0, LABEL_BYTES)
-    front = _try_label(member, front_block)
-    size = front.geometry.members[front.index].size_bytes if front else member.size_bytes
-    if member.size_bytes < size:
-        raise MemberSizeError(
-            f"{member.name} shrank: formatted with {size} bytes, it now has "
-            f"{member.size_bytes}. Restore its size, or format the volume again"
-        )
+    front, front_flaw = _try_label(member, front_block)
+    size = _size_in(member, front) if front else member.size_bytes
     back_block = read_at(member, label_copy_offset(size), LABEL_BYTES)
-    back = _try_label(member, back_block)
+    back, back_flaw = _try_label(member, back_block)
     if front is not None and front == back:
         return front, False
     only = front or back
     if only is None:
         if is_label(front_block) or is_label(back_block):
-            raise VolumeError(f"{member.name}: both label copies are damaged; format it again")
+            flaw = front_flaw if is_label(front_block) else back_flaw
+            raise VolumeError(
+                f"{member.name}: both label copies are damaged ({flaw}); format it again"
+            )
         raise NotFormattedError(f"{member.name} is not formatted; run `fx100 format CONFIG`")
     other = back_block if front else front_block
     if (front and back) or not any(other):
@@ -116,14 +114,27 @@ def read_label(member: Member) -> tuple[Label, bool]:
             f"{member.name}: a format did not finish (its label copies disagree); "
             "run `fx100 format CONFIG` again"
         )
+    _size_in(member, only)
     return only, True
 
 
-def _try_label(member: Member, block: bytes) -> Label | None:
+def _size_in(member: Member, label: Label) -> int:
+    """Return the size that a member's label says, which the member must have."""
+    size = label.geometry.members[label.index].size_bytes
+    if member.size_bytes < size:
+        raise MemberSizeError(
+            f"{member.name} shrank: formatted with {size} bytes, it now has "
+            f"{member.size_bytes}. Restore its size, or format the volume again"
+        )
+    return size
+
+
+def _try_label(member: Member, block: bytes) -> tuple[Label | None, str]:
+    """Decode a label, or say why it is none."""
     try:
-        return unpack_label(block)
-    except RecordError:
-        return None
+        return unpack_label(block), ""
+    except RecordError as problem:
+        return None, str(problem)
     except UnsupportedVersionError as problem:
         raise UnsupportedVersionError(
             f"{member.name}: {problem}. Install the newer package that formatted it"

@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 
 from fx100_lmcache.geometry import Geometry, MemberShape
+from fx100_lmcache.identity import ChunkMeta, Layout
 from fx100_lmcache.members.base import read_whole
 from fx100_lmcache.ondisk.inode import InodePlace, pack_inode, pack_location, unpack_location
+from fx100_lmcache.ondisk.reason import Reason
 from fx100_lmcache.overlap import contested_entries, resolve
 from fx100_lmcache.recovery import Recovered, recover
+from fx100_lmcache.testing.harness import META, SCOPE, digest_of
 from fx100_lmcache.testing.memory import Fault, MemoryMember
 
 VOLUME = uuid.UUID(int=5).bytes
+OTHER_META = ChunkMeta(SCOPE, Layout("other")).pack()
 FRAME = 4
 SLOTS = 6
 GEOMETRY = Geometry(4096, FRAME, 512, 512, 2, (MemberShape(1 << 20, SLOTS, 10),) * 3)
@@ -31,11 +35,11 @@ class Inode:
     shard: int = 0
     generation: int = 1
     length: int = 0
-    meta: bytes = b"meta"
+    meta: bytes = META
 
     @property
     def digest(self) -> bytes:
-        return b"scope-of-16-byte" + self.name.encode().ljust(32, b".")
+        return digest_of(self.name)
 
     @property
     def row(self) -> int:
@@ -68,7 +72,7 @@ def recovered(*inodes: Inode, generations: dict[int, int] | None = None) -> Reco
 
 def names(found: Recovered) -> list[str]:
     order = np.argsort(found.age)
-    return [w.tobytes()[16:].rstrip(b".").decode() for w in found.words[order]]
+    return [w.tobytes()[16:].rstrip(b"\0").decode() for w in found.words[order]]
 
 
 ONE = Inode(0, "one", ((0, 0, 4), (1, 8, 4)))
@@ -82,11 +86,11 @@ def test_empty_tables() -> None:
 
 
 def test_entries_come_back_with_all_their_columns() -> None:
-    other = Inode(3, "three", ((2, 43, 1),), order=(99, 7), member=1, shard=1, meta=b"other")
+    other = Inode(3, "three", ((2, 43, 1),), order=(99, 7), member=1, shard=1, meta=OTHER_META)
     found = recovered(ONE, TWO, other)
     assert names(found) == ["three", "one", "two"]
     at = found.rows.tolist().index(other.row)
-    assert found.metas[found.meta_ids[at]] == b"other"
+    assert found.metas[found.meta_ids[at]] == OTHER_META
     assert (found.length[at], found.blocks[at], found.counts[at]) == (4096, 1, 1)
     assert found.members[at] == 0b110  # the inode's own member, too
     assert found.newest_epoch == 100
@@ -156,7 +160,8 @@ def test_pieces_outside_the_shard_are_refused(pieces: tuple[tuple[int, int, int]
     bad = Inode(0, "bad", pieces)
     found = recovered(bad, TWO)
     assert names(found) == ["two"]
-    assert (found.torn, found.stale_rows) == (1, [bad.row])
+    assert found.dropped == {Reason.PIECES: 1}
+    assert (found.torn, found.stale_rows) == (0, [bad.row])
 
 
 @pytest.mark.parametrize(
@@ -211,7 +216,7 @@ def test_tables_larger_than_one_call_and_short_reads() -> None:
             digest=ONE.digest[:44] + slot.to_bytes(4, "little"),
             length=4096,
             pieces=[(pack_location(0, slot % 400, 1), 0)],
-            meta=b"",
+            meta=META,
         )
     member.faults = [Fault("short", "read", after=2, times=3, value=1000)]
     found = recover([member], geometry, VOLUME, {0: 1})

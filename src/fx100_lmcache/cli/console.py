@@ -21,6 +21,7 @@ from rich.progress import (
 )
 
 from fx100_lmcache.errors import FX100Error
+from fx100_lmcache.ondisk.reason import TEXTS, Reason
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -96,3 +97,12 @@ def size_text(size_bytes: float) -> str:
             return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.2f} {unit}"
         size_bytes /= 1024
     return f"{size_bytes:.2f} TiB"
+
+
+def dropped_lines(dropped: Mapping[str, int]) -> list[str]:
+    """Say which inodes do not count, and why: one line for each reason that there was."""
+    return [
+        f"dropped inodes {count:,} ({reason}): {TEXTS[Reason(reason)]}"
+        for reason, count in dropped.items()
+        if count
+    ]

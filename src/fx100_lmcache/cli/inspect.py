@@ -99,6 +99,7 @@ class Usage:
     capacity_bytes: int
     inode_slots: int
     torn_inodes: int
+    dropped_inodes: dict[str, int]
 
 
 @dataclass(slots=True)
@@ -238,7 +239,13 @@ def _look_at_volume(report: Report, config: Config, members: list[DeviceMember])
             _look_at_shard(members, geometry, volume, s) for s in range(geometry.shards)
         ]
         if whole is not None:
-            found = recover(whole.members, geometry, volume, generations_of(report.shards))
+            found = recover(
+                whole.members,
+                geometry,
+                volume,
+                generations_of(report.shards),
+                claim_epoch=max(shard.epoch for shard in report.shards) or None,
+            )
             report.usage = _usage(found, geometry)
     except (FX100Error, OSError) as error:
         report.problems.append(problem_of(error, Path(report.config)))
@@ -278,4 +285,5 @@ def _usage(found: Recovered, geometry: Geometry) -> Usage:
         capacity_bytes=capacity,
         inode_slots=geometry.rows,
         torn_inodes=found.torn,
+        dropped_inodes=found.dropped_by_reason,
     )

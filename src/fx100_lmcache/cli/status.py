@@ -13,6 +13,7 @@ from fx100_lmcache.cli.console import (
     EXIT_FAILED,
     ConfigPath,
     JsonFlag,
+    dropped_lines,
     explained,
     human,
     print_json,
@@ -33,8 +34,8 @@ def status_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
     "unreadable"), io_mode ("direct", "buffered", null), logical_block_bytes, size_bytes,
     formatted_bytes, paths; shards: shard, state ("in use", "free", "left behind", "claimed by
     another host"), holder, generation, epoch; usage (null unless the volume is whole): entries,
-    live_bytes, used_bytes, free_bytes, capacity_bytes, inode_slots, torn_inodes; problems and
-    warnings: what, why, do, member.
+    live_bytes, used_bytes, free_bytes, capacity_bytes, inode_slots, torn_inodes,
+    dropped_inodes (by reason); problems and warnings: what, why, do, member.
     """
     report = inspect(config)
     if as_json:
@@ -105,3 +106,5 @@ def _show_usage(console: Console, usage: Usage) -> None:
             f"torn inodes {usage.torn_inodes:,}: writes that a crash or a running server "
             "interrupted; they do not count, and their slots are used again"
         )
+    for line in dropped_lines(usage.dropped_inodes):
+        console.print(line)

@@ -16,6 +16,7 @@ from fx100_lmcache.cli.console import (
     EXIT_FAILED,
     ConfigPath,
     JsonFlag,
+    dropped_lines,
     explained,
     human,
     print_json,
@@ -28,6 +29,7 @@ from fx100_lmcache.engine.lane_engine import LaneEngine
 from fx100_lmcache.errors import FX100Error, VolumeError
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.mount import engine_options, open_volume
+from fx100_lmcache.ondisk.reason import IMPOSSIBLE
 from fx100_lmcache.recovery import Recovered, recover
 from fx100_lmcache.volume import Volume, read_label
 
@@ -41,8 +43,8 @@ def verify_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
     Exit code 1 if anything is bad.
 
     [bold]JSON fields[/] (only ever added to): ok; volume (UUID); entries, pieces, read_bytes,
-    gone (pieces evicted meanwhile), seconds; torn_inodes; unreadable_inodes; damaged_labels
-    (paths); bad: digest, member, offset, length, reason.
+    gone (pieces evicted meanwhile), seconds; torn_inodes; dropped_inodes (by reason);
+    unreadable_inodes; damaged_labels (paths); bad: digest, member, offset, length, reason.
     """
     settings = load(config)
     volume = open_volume(settings, read_only=True)
@@ -72,7 +74,8 @@ def _entries(volume: Volume) -> Recovered:
         for shard in range(geometry.shards)
     }
     generations = {shard: claim.generation if claim else 1 for shard, claim in claims.items()}
-    return recover(volume.members, geometry, volume.uuid, generations)
+    epoch = max((claim.epoch for claim in claims.values() if claim), default=None)
+    return recover(volume.members, geometry, volume.uuid, generations, claim_epoch=epoch)
 
 
 def _read_back(settings: Config, volume: Volume, found: Recovered) -> ScrubResult:
@@ -99,11 +102,14 @@ def _still_answers(_index: int, member: Member) -> Member | None:
 def _summary(
     volume: Volume, found: Recovered, result: ScrubResult, seconds: float
 ) -> dict[str, Any]:
+    sound = not any(found.dropped[reason] for reason in IMPOSSIBLE)
+    readable = not volume.damaged_labels and not found.unreadable_rows
     return {
-        "ok": not result.bad and not volume.damaged_labels and not found.unreadable_rows,
+        "ok": sound and readable and not result.bad,
         "volume": str(volume.label.volume),
         "seconds": round(seconds, 3),
         "torn_inodes": found.torn,
+        "dropped_inodes": found.dropped_by_reason,
         "unreadable_inodes": len(found.unreadable_rows),
         "damaged_labels": list(volume.damaged_labels),
         **dataclasses.asdict(result),
@@ -120,6 +126,8 @@ def _show(console: Console, config: Path, summary: dict[str, Any]) -> None:
         console.print(f"{summary['gone']:,} pieces were evicted meanwhile")
     if summary["torn_inodes"]:
         console.print(f"{summary['torn_inodes']:,} torn inodes: interrupted writes, not counted")
+    for line in dropped_lines(summary["dropped_inodes"]):
+        console.print(line)
     if summary["unreadable_inodes"]:
         console.print(
             f"[bold red]bad:[/] {summary['unreadable_inodes']:,} inodes cannot be read: their "

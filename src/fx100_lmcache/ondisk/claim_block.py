@@ -17,6 +17,10 @@ from fx100_lmcache.geometry import CLAIM_BYTES
 MAGIC = b"FXCL"
 _CLAIM = struct.Struct("<Q 4sHH 16s II QQ")
 HOLDER_BYTES = 256
+MAX_GENERATION = (1 << 32) - 1
+MAX_EPOCH = 1 << 62  # seconds, and opens: no clock and no number of restarts comes near
+MAX_COUNTER = 1 << 62
+_COUNTERS = 1 << 32  # at an open the counter starts below this, so it never comes to its limit
 
 
 @dataclass(frozen=True)
@@ -62,13 +66,26 @@ class ClaimBlock:
         return (struct.pack("<Q", xxhash.xxh3_64_intdigest(body)) + body).ljust(CLAIM_BYTES, b"\0")
 
 
+def next_epoch(seen: int, unix_s: float) -> int:
+    """Return the epoch of the next owner, which sees this one."""
+    return min(max(seen + 1, int(unix_s)), MAX_EPOCH)
+
+
+def next_counter(seen: int) -> int:
+    """Return the counter of the next owner: the other of the two blocks is written.
+
+    It may be lower than the one before, since the epoch is higher.
+    """
+    return (seen + 1) % _COUNTERS
+
+
 def unpack_claim(block: bytes, volume: bytes, shard: int) -> ClaimBlock:
     """Decode a claim block of this volume and shard.
 
     Raises
     ------
     RecordError
-        If it is empty, damaged, or of another volume or shard.
+        If it is empty, damaged, of another volume or shard, or says what no owner writes.
     """
     (checksum, magic, _, holder_bytes, owner, at, generation, epoch, counter) = _CLAIM.unpack_from(
         block
@@ -80,5 +97,12 @@ def unpack_claim(block: bytes, volume: bytes, shard: int) -> ClaimBlock:
         raise RecordError("claim damaged")
     if owner != volume or at != shard:
         raise RecordError("claim of another volume or shard")
-    holder = block[_CLAIM.size : used].decode(errors="replace")
-    return ClaimBlock(shard, generation, epoch, counter, holder)
+    if epoch > MAX_EPOCH or counter > MAX_COUNTER:
+        raise RecordError("claim damaged: impossible epoch or counter")
+    return ClaimBlock(shard, generation, epoch, counter, _shown(block[_CLAIM.size : used]))
+
+
+def _shown(text: bytes) -> str:
+    """Decode a holder's text, which goes to logs and terminals: one line, no control characters."""
+    decoded = text.decode(errors="replace")
+    return "".join(each if each.isprintable() else "?" for each in decoded)

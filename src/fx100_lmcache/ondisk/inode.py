@@ -8,7 +8,7 @@ member, slot), so a misdirected write is never taken for a valid one.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ import xxhash
 from fx100_lmcache.errors import TooLargeError
 from fx100_lmcache.geometry import MAX_MEMBERS
 from fx100_lmcache.identity import DIGEST_BYTES
+from fx100_lmcache.ondisk.reason import Reason
 
 MAGIC = b"FXIN"
 VERSION = 1
@@ -34,14 +35,16 @@ assert _CHECKSUM.size + _HEAD.size == HEAD_BYTES
 _HEAD_DTYPE = np.dtype(
     {
         "names": [
-            *("checksum", "magic", "version", "used", "volume", "shard", "member", "slot"),
-            *("generation", "pieces", "meta", "epoch", "counter", "digest", "length"),
+            *("checksum", "magic", "version", "used", "volume", "shard", "member", "flags"),
+            *("slot", "generation", "pieces", "meta", "epoch", "counter", "digest", "length"),
+            "reserved",
         ],
         "formats": [
-            *("<u8", "S4", "<u2", "<u2", "V16", "<u2", "u1", "<u4"),
-            *("<u4", "<u2", "<u2", "<u8", "<u8", "V48", "<u8"),
+            *("<u8", "S4", "<u2", "<u2", "V16", "<u2", "u1", "u1"),
+            *("<u4", "<u4", "<u2", "<u2", "<u8", "<u8", "V48", "<u8"),
+            "<u8",
         ],
-        "offsets": [0, 8, 12, 14, 16, 32, 34, 36, 40, 44, 46, 48, 56, 64, 112],
+        "offsets": [0, 8, 12, 14, 16, 32, 34, 35, 36, 40, 44, 46, 48, 56, 64, 112, 120],
         "itemsize": HEAD_BYTES,
     }
 )
@@ -147,7 +150,10 @@ def pack_inode(
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """What a stretch of an inode table holds; arrays have one entry for each valid inode.
+    """What a stretch of an inode table holds; arrays have one entry for each whole inode.
+
+    An inode is whole if its checksum is right, it stands in its place, and its parts fill it. What
+    it says of its object is not looked at here.
 
     Attributes
     ----------
@@ -163,6 +169,8 @@ class TableRows:
         Slots that are neither empty nor an inode: interrupted or damaged writes.
     foreign : int
         Slots with an inode of another volume.
+    odd : dict of Reason to int64 array
+        Slots whose checksum is right, but which hold no such inode.
     """
 
     slots: npt.NDArray[np.int64]
@@ -173,6 +181,7 @@ class TableRows:
     metas: list[bytes]
     torn: int
     foreign: int
+    odd: dict[Reason, I64]
 
 
 def parse_table(data: memoryview, place: InodePlace, *, inode_bytes: int) -> TableRows:
@@ -187,30 +196,40 @@ def parse_table(data: memoryview, place: InodePlace, *, inode_bytes: int) -> Tab
     written = np.flatnonzero(words[:, 1])  # magic, version and used length share this word
     blank_but_dirty = int(np.count_nonzero(words[words[:, 1] == 0, 0]))
     heads = words[written, : HEAD_BYTES // 8].view(_HEAD_DTYPE)[:, 0]
-    used = HEAD_BYTES + PIECE_BYTES * heads["pieces"].astype(np.int64) + heads["meta"]
-    well_formed = (
-        (heads["magic"] == MAGIC)
-        & (heads["version"] == VERSION)
-        & (used == heads["used"])
-        & (used <= inode_bytes)
-    )
+    filled = HEAD_BYTES + PIECE_BYTES * heads["pieces"].astype(np.int64) + heads["meta"]
     same_volume = heads["volume"] == np.void(place.volume)
-    valid = well_formed & same_volume
-    valid[valid] = _sums_match(data, written[valid], heads[valid], inode_bytes, place.volume)
+    ours = heads["magic"] == MAGIC
+    whole = ours & same_volume & (heads["used"] >= HEAD_BYTES) & (heads["used"] <= inode_bytes)
+    whole[whole] = _sums_match(data, written[whole], heads[whole], inode_bytes, place.volume)
+    foreign = ours & ~same_volume & (heads["version"] == VERSION) & (filled == heads["used"])
+    torn = blank_but_dirty + int(np.count_nonzero(~(whole | foreign)))
+    odd: dict[Reason, I64] = {}
+    for reason, bad in _oddities(heads, written, filled, place):
+        bad &= whole
+        if bad.any():
+            odd[reason] = written[bad] + place.slot
+            whole &= ~bad
+    at, kept = written[whole], heads[whole]
+    locations, checksums = _pieces(words, at, kept)
+    meta_ids, metas = _metas(data, at, kept, inode_bytes)
+    foreigners = int(np.count_nonzero(foreign))
+    slots = at + place.slot
+    return TableRows(slots, kept, locations, checksums, meta_ids, metas, torn, foreigners, odd)
+
+
+def _oddities(
+    heads: npt.NDArray[np.void], written: I64, filled: I64, place: InodePlace
+) -> Iterator[tuple[Reason, npt.NDArray[np.bool_]]]:
+    """Yield what may be wrong with an inode whose checksum is right, and where it is."""
+    known = (heads["version"] == VERSION) & (heads["flags"] == 0) & (heads["reserved"] == 0)
+    yield Reason.FORMAT, ~known
+    yield Reason.RECORD, filled != heads["used"]
     in_place = (
         (heads["shard"] == place.shard)
         & (heads["member"] == place.member)
         & (heads["slot"] == written + place.slot)
-        & (heads["pieces"] > 0)
     )
-    foreign = well_formed & ~same_volume
-    keep = valid & in_place
-    torn = blank_but_dirty + int(np.count_nonzero(~(keep | foreign)))
-    at, kept = written[keep], heads[keep]
-    locations, checksums = _pieces(words, at, kept)
-    meta_ids, metas = _metas(data, at, kept, inode_bytes)
-    foreigners = int(np.count_nonzero(foreign))
-    return TableRows(at + place.slot, kept, locations, checksums, meta_ids, metas, torn, foreigners)
+    yield Reason.MISPLACED, ~in_place
 
 
 def _sums_match(

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import xxhash
 
 from fx100_lmcache.errors import RecordError, UnsupportedVersionError
-from fx100_lmcache.geometry import LABEL_BYTES, MAX_MEMBERS, MAX_SHARDS, Geometry, MemberShape
+from fx100_lmcache.geometry import LABEL_BYTES, MAX_MEMBERS, Geometry, MemberShape
 
 MAGIC = b"FX100LBL"
 VERSION = 1
 # checksum; magic, version, used; volume, created; index, count, shards; block, frame, inode, align
 _HEAD = struct.Struct("<Q 8sHH 16sQ BBH IHIH")
 _MEMBER = struct.Struct("<QII")
+_LAST_UNIX_S = 253_402_300_799  # 9999-12-31: no calendar of Python's goes further
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def unpack_label(block: bytes) -> Label:
     Raises
     ------
     RecordError
-        If it is not a label, or is damaged.
+        If it is not a label, is damaged, or says what can be true of no volume.
     UnsupportedVersionError
         If it is a valid label of a newer format.
     """
@@ -90,7 +91,9 @@ def unpack_label(block: bytes) -> Label:
         raise RecordError("label damaged: impossible length")
     if xxhash.xxh3_64_intdigest(block[8:used]) != checksum:
         raise RecordError("label damaged: checksum mismatch")
-    if version != VERSION:
+    if version < VERSION:
+        raise RecordError("label damaged: impossible version")
+    if version > VERSION:
         raise UnsupportedVersionError(
             f"label has format version {version}; this package reads version {VERSION}"
         )
@@ -98,8 +101,8 @@ def unpack_label(block: bytes) -> Label:
     sane = (
         1 <= count <= MAX_MEMBERS
         and index < count
-        and 1 <= shards <= MAX_SHARDS
         and used == _HEAD.size + count * _MEMBER.size
+        and created <= _LAST_UNIX_S
     )
     if not sane:
         raise RecordError("label damaged: impossible counts")
@@ -108,6 +111,6 @@ def unpack_label(block: bytes) -> Label:
         for i in range(count)
     )
     geometry = Geometry(block_bytes, frame_blocks, inode_bytes, align_units * 512, shards, members)
-    if not geometry.possible:
-        raise RecordError("label damaged: impossible geometry")
+    if geometry.flaw:
+        raise RecordError(f"label damaged: {geometry.flaw}")
     return Label(uuid.UUID(bytes=volume), index, created, geometry)

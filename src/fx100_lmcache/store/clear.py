@@ -8,6 +8,7 @@ from fx100_lmcache.aligned import zero_buffer
 from fx100_lmcache.claim import ShardClaim
 from fx100_lmcache.engine.base import Job, Transfer
 from fx100_lmcache.geometry import CLAIM_BYTES
+from fx100_lmcache.ondisk.claim_block import MAX_GENERATION
 from fx100_lmcache.store.core import Core
 from fx100_lmcache.store.erase import Eraser
 
@@ -36,9 +37,11 @@ class Clearer:
             core.erasing_blocks += sum(core.catalog.blocks(row) for row in dropped)
             # those being read are erased by their last reader
             rows = [row for row in dropped if not core.catalog.being_read(row)]
+            last = max(core.generations.values()) >= MAX_GENERATION
             transfers = [
                 transfer
                 for shard, generation in core.generations.items()
+                if not last  # only media that somebody made up say so: erase one by one
                 for transfer in self._set_generation(shard, generation + 1)
             ]
             core.counts["clears"] += 1

@@ -16,6 +16,7 @@ from fx100_lmcache.claim import ShardClaim, take_claim
 from fx100_lmcache.engine.base import Engine
 from fx100_lmcache.identity import ChunkMeta
 from fx100_lmcache.members.base import Member
+from fx100_lmcache.ondisk.reason import IMPOSSIBLE, TEXTS, Reason
 from fx100_lmcache.recovery import Recovered, recover
 from fx100_lmcache.store.clear import Clearer
 from fx100_lmcache.store.core import Core, Evicted, SpaceReport, StoreOptions
@@ -95,6 +96,7 @@ class Store:
         self._clearer = Clearer(self._core, self._claims, self._eraser)
         self.recovery_s = 0.0
         self.torn_inodes = 0
+        self.dropped_inodes: dict[str, int] = {}
         self._recover()
         if len(self) > _MANY_ENTRIES:
             return_memory()
@@ -102,7 +104,13 @@ class Store:
     def _recover(self) -> None:
         core = self._core
         started = time.perf_counter()
-        found = recover(self.volume.members, core.geometry, core.volume, core.generations)
+        found = recover(
+            self.volume.members,
+            core.geometry,
+            core.volume,
+            core.generations,
+            claim_epoch=core.epoch,
+        )
         core.epoch = max(core.epoch, found.newest_epoch + 1)
         for shard, generation in found.generations.items():
             if generation != core.generations[shard]:
@@ -110,8 +118,8 @@ class Store:
         self._adopt(found)
         self.recovery_s = time.perf_counter() - started
         self.torn_inodes = found.torn
-        core.counts["torn_inodes"] += found.torn
-        core.counts["unreadable_inodes"] += len(found.unreadable_rows)
+        self.dropped_inodes = found.dropped_by_reason
+        self._count(found)
         self._eraser.erase_stale(found.stale_rows + found.unreadable_rows)
         log.info(
             "recovered %d entries in %.2f s (%d torn, %d stale, %d unreadable inodes)",
@@ -122,8 +130,25 @@ class Store:
             len(found.unreadable_rows),
         )
 
+    def _count(self, found: Recovered) -> None:
+        """Count what was not taken, and say what should never have been there."""
+        counts = self._core.counts
+        counts["torn_inodes"] += found.torn
+        counts["unreadable_inodes"] += len(found.unreadable_rows)
+        for reason, number in self.dropped_inodes.items():
+            counts[f"inodes_dropped_{reason}"] += number
+            if number and reason in IMPOSSIBLE:
+                log.error(
+                    "volume %s: %d inodes dropped that no sound server writes: %s",
+                    self.volume.label.volume,
+                    number,
+                    TEXTS[Reason(reason)],
+                )
+
     def _adopt(self, found: Recovered) -> None:
         catalog = self._core.catalog
+        for row in found.held_rows:
+            self._core.space.hold_slot(row)
         numbers = np.array([catalog.intern_meta(meta) for meta in found.metas], np.int64)
         self._core.space.mark_recovered(found.rows, found.locations)
         catalog.add_recovered(
@@ -365,6 +390,7 @@ class Store:
             "damaged_labels": list(self.volume.damaged_labels),
             "capacity_bytes": self.capacity_bytes,
             "recovery_s": round(self.recovery_s, 3),
+            "dropped_inodes": dict(self.dropped_inodes),
             **status_of(self._core),
             "counts": self.counts(),
         }
