@@ -193,8 +193,8 @@ def check_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
 def _nvme_section(config: Config) -> NvmeConfig:
     if config.nvme is None:
         raise NvmeError(
-            "the configuration has no section nvme, so there is nothing to connect\n"
-            "  do: list the subsystems under nvme.subsystems (see configs/nvmeof.yaml)"
+            "the configuration has no section nvme, so there is nothing to connect",
+            remedy="list the subsystems under nvme.subsystems (see configs/nvmeof.yaml)",
         )
     return config.nvme
 
@@ -260,11 +260,10 @@ def _fabric(snapshot: Snapshot) -> Iterable[Subsystem]:
 
 
 def _missing(position: int, why: NvmeError) -> Finding:
-    what, _, advice = str(why).partition("\n  do: ")
     return Finding(
         Severity.PROBLEM,
         f"volume.members[{position}]",
-        what,
+        why.what,
         "its share of every object cannot be read or written",
-        advice or "fx100 nvme connect",
+        why.remedy or "fx100 nvme connect",
     )

@@ -71,7 +71,9 @@ class ConfigError(FX100Error):
         self.file = file
         self.problems = tuple(problems)
 
-    def __str__(self) -> str:
+    @property
+    def what(self) -> str:
+        """Every problem on a line of its own, below the name of the file."""
         count = len(self.problems)
         heading = f"{self.file}: {count} problem{'s' if count != 1 else ''} in the configuration"
         return "\n  ".join([heading, *map(str, self.problems)])

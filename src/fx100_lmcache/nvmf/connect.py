@@ -81,22 +81,22 @@ async def host_identity(
         return HostIdentity(nqn, host_id)
     if nqn or host_id:
         raise HostIdentityError(
-            f"only {'host_nqn' if nqn else 'host_id'} is configured, but they go together\n"
-            "  do: give both host_nqn and host_id, or neither"
+            f"only {'host_nqn' if nqn else 'host_id'} is configured, but they go together",
+            remedy="give both host_nqn and host_id, or neither",
         )
     found = {name: await _line(etc / name) for name in ("hostnqn", "hostid")}
     for name, value in found.items():
         if not value:
             raise HostIdentityError(
                 f"{etc / name} is missing or empty, and the configuration has no host_nqn and "
-                "host_id\n"
-                f"  do: nvme gen-hostnqn > {etc}/hostnqn; "
-                f"sed 's/.*uuid://' {etc}/hostnqn > {etc}/hostid"
+                "host_id",
+                remedy=f"nvme gen-hostnqn > {etc}/hostnqn; "
+                f"sed 's/.*uuid://' {etc}/hostnqn > {etc}/hostid",
             )
         if not value.isprintable() or "," in value or " " in value:
             raise HostIdentityError(
-                f"{etc / name} must hold one name on one line, not {value!r}\n"
-                "  do: correct that file"
+                f"{etc / name} must hold one name on one line, not {value!r}",
+                remedy="correct that file",
             )
     return HostIdentity(found["hostnqn"], found["hostid"], str(etc))
 

@@ -95,8 +95,8 @@ def _refuse_secrets(argv: Sequence[str]) -> None:
     for argument in argv:
         if argument.partition("=")[0] in _SECRET_OPTIONS or SECRET.search(argument):
             raise SecretError(
-                f"refused to put a secret on the command line of {argv[0]}\n"
-                "  do: give dhchap_secret_file, the secret's file"
+                f"refused to put a secret on the command line of {argv[0]}",
+                remedy="give dhchap_secret_file, the secret's file",
             )
 
 
