@@ -1,14 +1,16 @@
 """Command lines and environments of `lmcache server` and vLLM, for a CPU and for a GPU."""
 
+import asyncio
 import importlib.metadata
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from fx100_lmcache.child import run_child
 
 Device = Literal["cpu", "gpu"]
 
@@ -19,6 +21,8 @@ CPU_KV_CACHE_GIB = 1
 L1_GIB = 1
 MAX_CPU_THREADS = 16
 MAX_SEQUENCES = 2
+DRIVER_S = 60.0
+"""For `nvidia-smi`: some seconds with many GPUs, for ever where the driver hangs."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,10 @@ def detect_device() -> Device:
     """Return ``gpu`` when an NVIDIA GPU and the `vllm` package for GPUs are there, else ``cpu``."""
     try:
         importlib.metadata.version("vllm")
-        subprocess.run(["nvidia-smi"], capture_output=True, check=True)
-    except (importlib.metadata.PackageNotFoundError, OSError, subprocess.CalledProcessError):
+        done = asyncio.run(run_child(["nvidia-smi"], DRIVER_S))
+    except (importlib.metadata.PackageNotFoundError, OSError):  # a driver that hangs, too
         return "cpu"
-    return "gpu"
+    return "cpu" if done.code else "gpu"
 
 
 def lmcache_command(ports: Ports, *adapters: str | None, l1_gib: int = L1_GIB) -> list[str]:
