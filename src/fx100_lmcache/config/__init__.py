@@ -21,6 +21,7 @@ from fx100_lmcache.config.model import (
     SpaceConfig,
     StripeConfig,
     VolumeConfig,
+    subsystems_named,
 )
 from fx100_lmcache.config.nvme import (
     NvmeAddress,
@@ -52,4 +53,5 @@ __all__ = [
     "parse",
     "parse_duration",
     "parse_size",
+    "subsystems_named",
 ]

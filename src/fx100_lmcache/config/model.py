@@ -320,3 +320,13 @@ class Config(Section):
                 format_size(self.io.max_write_bytes),
             )
         return self
+
+
+def subsystems_named(config: Config) -> frozenset[str]:
+    """Return the NQNs of the subsystems that a configuration connects or takes members from."""
+    connected = config.nvme.subsystems if config.nvme else ()
+    members = (member.nvme for member in config.volume.members)
+    return frozenset(
+        {each.subsystem_nqn for each in connected}
+        | {each.subsystem_nqn for each in members if each and each.subsystem_nqn}
+    )
