@@ -105,6 +105,18 @@ def yaml_names(model: type[BaseModel]) -> dict[str, str]:
     return names
 
 
+def is_path(model: type[BaseModel], place: Place) -> bool:
+    """Whether the field at `place` below `model` holds the path of a file."""
+    fields = _model_at(model, place[:-1]).model_fields.items()
+    here = [field for name, field in fields if (field.validation_alias or name) in place[-1:]]
+    return any(_is_for_paths(field.annotation) for field in here)
+
+
+def _is_for_paths(annotation: Any) -> bool:
+    """Find ``Path`` inside ``Annotated[Path, ...] | None``."""
+    return annotation is Path or any(map(_is_for_paths, get_args(annotation)))
+
+
 def shown(value: object) -> str | None:
     """Return `value` shortened for a message, or None where it may hold a secret."""
     if value is None:

@@ -1,4 +1,8 @@
-"""The sections of the configuration file, and their rules across fields."""
+"""The sections of the configuration file, and their rules across fields.
+
+In the file, ``${NAME}`` in a text value stands for a variable of the environment; one that is not
+set, or empty, is an error (see :mod:`fx100_lmcache.config.variables`).
+"""
 
 import os
 from pathlib import Path
@@ -30,7 +34,9 @@ class MemberConfig(Section):
     """One stripe member: a file or block device by `path`, or a namespace by `nvme`."""
 
     path: Annotated[Path, PATH_FIELD] | None = Field(
-        default=None, description="File or block device; absolute, links are kept as written."
+        default=None,
+        description="File or block device: relative to the YAML file or absolute; ~ is the home "
+        "directory, links are kept as written.",
     )
     nvme: NvmeNamespace | None = Field(
         default=None, description="NVMe namespace, resolved to its device node at every open."
