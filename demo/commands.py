@@ -1,8 +1,8 @@
 """Command lines and environments of `lmcache server` and vLLM, for a CPU and for a GPU."""
 
+import asyncio
 import importlib.metadata
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+
+from fx100_lmcache.child import run_child
 
 Device = Literal["cpu", "gpu"]
 
@@ -21,6 +23,8 @@ CPU_KV_CACHE_GIB = 1
 L1_GIB = 1
 MAX_CPU_THREADS = 16
 MAX_SEQUENCES = 2
+DRIVER_S = 60.0
+"""For `nvidia-smi`: some seconds with many GPUs, for ever where the driver hangs."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,10 @@ def detect_device() -> Device:
     """Return ``gpu`` when an NVIDIA GPU and the `vllm` package for GPUs are there, else ``cpu``."""
     try:
         importlib.metadata.version("vllm")
-        subprocess.run(["nvidia-smi"], capture_output=True, check=True)
-    except (importlib.metadata.PackageNotFoundError, OSError, subprocess.CalledProcessError):
+        done = asyncio.run(run_child(["nvidia-smi"], DRIVER_S))
+    except (importlib.metadata.PackageNotFoundError, OSError):  # a driver that hangs, too
         return "cpu"
-    return "gpu"
+    return "cpu" if done.code else "gpu"
 
 
 def lmcache_command(

@@ -1,6 +1,6 @@
 """The embedded volume of the demo: four preallocated files in its directory."""
 
-import subprocess
+import asyncio
 import sys
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import yaml
 
 from demo.commands import CHUNK_TOKENS
 from demo.model import KV_BYTES_PER_TOKEN
+from fx100_lmcache.child import run_child
 
 MEMBERS = 4
 MEMBER_SIZE = "128MiB"
@@ -52,11 +53,11 @@ def _fx100(*arguments: str) -> None:
         When it fails; with all that it said.
     """
     command = [str(Path(sys.executable).with_name("fx100")), *arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(
-            f"`fx100 {' '.join(arguments)}` ended with code {done.returncode}:\n"
-            f"{done.stdout}{done.stderr}"
-        )
+    called = f"`fx100 {' '.join(arguments)}`"
+    try:
+        done = asyncio.run(run_child(command, COMMAND_TIMEOUT_S))
+    except TimeoutError:
+        raise RuntimeError(f"{called} did not end within {COMMAND_TIMEOUT_S:g} s") from None
+    if done.code:
+        said = (done.stdout + done.stderr).decode(errors="replace")
+        raise RuntimeError(f"{called} ended with code {done.code}:\n{said}")

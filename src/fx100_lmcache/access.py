@@ -159,33 +159,56 @@ def name_of(found: os.stat_result) -> tuple[int, ...]:
     return (found.st_rdev,) if is_device else (found.st_dev, found.st_ino)
 
 
-def silent_devices(paths: Sequence[Path], within_s: float = ANSWER_S) -> list[Path]:
+def silent_devices(paths: Sequence[Path], within_s: float | None = None) -> list[Path]:
     """Return the block devices that do not give their first block in time, nor an error.
 
     The reads are made by child processes: whoever reads from a device whose path is lost can
-    neither be interrupted nor killed before the kernel gives up.
+    neither be interrupted nor killed before the kernel gives up. None is left running, also when
+    the wait is interrupted.
+
+    Parameters
+    ----------
+    within_s : float or None
+        How long to wait; by default `ANSWER_S`.
     """
-    reads = [(path, _start_read(path)) for path in paths if path.is_block_device()]
-    until = time.monotonic() + within_s
+    until = time.monotonic() + (ANSWER_S if within_s is None else within_s)
     silent = []
-    for path, read in reads:
-        try:
-            read.wait(max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            read.kill()
-            threading.Thread(target=read.wait, name="fx100-reap", daemon=True).start()
-            silent.append(path)
+    with contextlib.ExitStack() as undo:
+        reads = []
+        for path in filter(_is_block_device, paths):
+            reads.append((path, _start_read(path)))
+            undo.callback(_give_up, reads[-1][1])
+        for path, read in reads:
+            try:
+                read.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                silent.append(path)
     return silent
+
+
+def _is_block_device(path: Path) -> bool:
+    try:
+        return path.is_block_device()
+    except OSError:  # whoever opens it says why
+        return False
+
+
+def _give_up(read: subprocess.Popen[bytes]) -> None:
+    if read.poll() is None:
+        read.kill()
+        threading.Thread(target=read.wait, name="fx100-reap", daemon=True).start()
 
 
 def _start_read(path: Path) -> subprocess.Popen[bytes]:
     command = ["dd", f"if={path}", "of=/dev/null", "bs=4096", "count=1", "iflag=direct"]
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    quiet = subprocess.DEVNULL
+    try:
+        return subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
+    except OSError as problem:
+        raise MemberOpenError(
+            f"{path}: whether it answers cannot be tried, as dd does not start "
+            f"({problem.strerror}); install dd (coreutils), or free memory and processes"
+        ) from problem
 
 
 def silent_error(path: Path) -> MemberOpenError:

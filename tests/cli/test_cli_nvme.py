@@ -15,6 +15,7 @@ from fx100_lmcache.cli import nvme
 from fx100_lmcache.nvmf.address import FabricAddress
 from fx100_lmcache.nvmf.causes import explain
 from fx100_lmcache.nvmf.identity import NamespaceIdentity
+from fx100_lmcache.nvmf.parse import DISCOVERY_NQN
 from fx100_lmcache.nvmf.runner import NvmeCli, Output
 from fx100_lmcache.nvmf.snapshot import Controller, Namespace, NamespacePath, Snapshot, Subsystem
 
@@ -49,16 +50,29 @@ class Machine:
         self.namespaces = [namespace("nvme0")]
         self.offered = [ARRAY]
         self.dead: set[str] = set()
+        self.others: tuple[Subsystem, ...] = ()
         self.ran: list[tuple[str, ...]] = []
 
     def snapshot(self) -> Snapshot:
         if not self.controllers:
-            return Snapshot()
+            return Snapshot(self.others)
         array = Subsystem(
             "nvme-subsys0", ARRAY, "round-robin", "fx100", "s1",
             tuple(self.controllers), tuple(self.namespaces),
         )  # fmt: skip
-        return Snapshot((array,))
+        return Snapshot((array, *self.others))
+
+
+def of_others() -> tuple[Subsystem, ...]:
+    """Another team's array and a discovery controller that stays, neither as we would have it."""
+    unbounded = replace(
+        controller("nvme5", "10.0.0.5", "connecting"), fast_io_fail_s=-1, ctrl_loss_timeout_s=-1
+    )
+    disk = replace(namespace("nvme5", name="nvme5n1", nguid="e" * 32), lba_bytes=520)
+    return (
+        Subsystem("nvme-subsys5", OTHER, "numa", None, None, (unbounded,), (disk,)),
+        Subsystem("nvme-subsys6", DISCOVERY_NQN, controllers=(replace(unbounded, name="nvme6"),)),
+    )
 
 
 class FakeSysfs:
@@ -297,6 +311,38 @@ def test_check_counts_a_missing_member_as_a_problem(machine, config):
     assert "connect its subsystem" in finding["do"]
 
 
+def test_check_does_not_judge_what_the_configuration_does_not_name(machine, config):
+    machine.controllers = [controller("nvme0", "10.0.0.1"), controller("nvme1", "10.0.0.2")]
+    spare = replace(namespace("nvme0", name="nvme0n2", nguid="f" * 32), lba_bytes=520)
+    machine.namespaces = [namespace("nvme0", "nvme1"), spare]
+    machine.others = of_others()
+
+    told = json.loads(fx100("nvme", "check", config, "--json").stdout)
+    shown = fx100("nvme", "check", config)
+
+    assert shown.exit_code == 0
+    assert told["worst"] == "ok"
+    judged = {each["subject"].split()[0] for each in told["findings"]}
+    assert judged == {"nvme-subsys0", "nvme0", "nvme1", "/dev/nvme0n1"}
+    assert [(each["subsystem_nqn"], each["namespaces"]) for each in told["others"]] == [
+        (ARRAY, ["/dev/nvme0n2"]),
+        (OTHER, ["/dev/nvme5n1"]),
+        (DISCOVERY_NQN, []),
+    ]
+    assert f"not judged, as not of this volume: nvme-subsys5 ({OTHER}): nvme5 tcp" in shown.stdout
+
+
+def test_check_judges_the_subsystem_of_a_member_that_no_section_names(machine, tmp_path):
+    machine.controllers = [replace(controller("nvme0", "10.0.0.1"), fast_io_fail_s=-1)]
+    config = write(tmp_path / "found.yaml", nvme=None)
+
+    assert fx100("nvme", "check", config).exit_code == 1
+
+    by_number = {"nvme": {"subsystem_nqn": ARRAY, "nsid": 9}}
+    named = write(tmp_path / "missing.yaml", nvme=None, volume={"members": [by_number]})
+    assert "waits until the controller is dropped" in fx100("nvme", "check", named).stdout
+
+
 @pytest.mark.parametrize("command", ["discover", "connect", "disconnect"])
 def test_without_a_section_nvme_there_is_nothing_to_do(machine, tmp_path, command):
     config = write(tmp_path / "plain.yaml", nvme=None)
@@ -313,4 +359,6 @@ def test_check_without_nvme_of_says_so(machine, tmp_path):
     result = fx100("nvme", "check", config)
 
     assert result.exit_code == 0
-    assert "no NVMe-oF controllers" in result.stdout
+    assert "no NVMe-oF controllers of this volume" in result.stdout
+    machine.others = of_others()
+    assert fx100("nvme", "check", config).exit_code == 0

@@ -17,6 +17,7 @@ from demo.commands import (
     vllm_arguments,
     vllm_command,
 )
+from fx100_lmcache.child import Ended
 
 PORTS = Ports(lmcache=1001, lmcache_http=1002, vllm=1003)
 
@@ -119,16 +120,26 @@ def test_a_gpu_needs_the_vllm_package_and_a_driver(monkeypatch: pytest.MonkeyPat
     def no_package(name: str) -> str:
         raise commands.importlib.metadata.PackageNotFoundError(name)
 
-    def no_driver(*_arguments: object, **_options: object) -> None:
+    async def no_program(*_arguments: object) -> Ended:
         raise FileNotFoundError("nvidia-smi")
+
+    async def hangs(*_arguments: object) -> Ended:
+        raise TimeoutError
+
+    async def no_driver(*_arguments: object) -> Ended:
+        return Ended(9, b"", b"couldn't communicate with the NVIDIA driver")
+
+    async def there(*_arguments: object) -> Ended:
+        return Ended(0, b"", b"")
 
     with monkeypatch.context() as patch:
         patch.setattr(commands.importlib.metadata, "version", no_package)
-        patch.setattr(commands.subprocess, "run", lambda *_a, **_o: None)
+        patch.setattr(commands, "run_child", there)
         assert detect_device() == "cpu"
     with monkeypatch.context() as patch:
         patch.setattr(commands.importlib.metadata, "version", lambda _name: "0.32.0")
-        patch.setattr(commands.subprocess, "run", no_driver)
-        assert detect_device() == "cpu"
-        patch.setattr(commands.subprocess, "run", lambda *_a, **_o: None)
+        for answer in (no_program, hangs, no_driver):
+            patch.setattr(commands, "run_child", answer)
+            assert detect_device() == "cpu"
+        patch.setattr(commands, "run_child", there)
         assert detect_device() == "gpu"

@@ -6,10 +6,7 @@ from doctor_rig import NOTE, OK, PROBLEM, config_of, only
 from fx100_lmcache.cli.inspect import Report, ShardReport
 from fx100_lmcache.cli.problems import Problem
 from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question
-from fx100_lmcache.doctor.nvme import relevant
 from fx100_lmcache.doctor.volume import check_claims, check_volume, shards_needed
-from fx100_lmcache.nvmf.identity import NamespaceIdentity
-from fx100_lmcache.nvmf.snapshot import Namespace, Snapshot, Subsystem
 
 HOLDER = "host=a pid=42"
 
@@ -61,16 +58,3 @@ def test_what_status_says_is_passed_on() -> None:
     report.problems.append(Problem("a is gone", "why", "do", "a"))
     report.warnings.append(Problem("b grew", "why", "do", "b"))
     assert [str(each.severity) for each in check_volume(report)] == ["problem", "warning"]
-
-
-def subsystem(name: str, device: str) -> Subsystem:
-    identity = NamespaceIdentity(subsystem_nqn=name, nsid=1)
-    space = Namespace(Path(device).name, device, "259:0", identity, 1 << 30, 512)
-    return Subsystem(name, name, namespaces=(space,))
-
-
-def test_only_subsystems_of_this_volume_are_looked_at() -> None:
-    mine, named, other = (subsystem(f"nqn.{n}", f"/dev/nvme{n}n1") for n in range(3))
-    found = relevant(Snapshot((mine, named, other)), {"/dev/nvme0n1"}, {"nqn.1"})
-    assert found.subsystems == (mine, named)
-    assert relevant(found, set(), set()).subsystems == ()

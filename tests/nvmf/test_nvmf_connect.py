@@ -18,7 +18,9 @@ from fx100_lmcache.nvmf.connect import (
 from fx100_lmcache.nvmf.errors import (
     AddressError,
     AlreadyConnectedError,
+    CommandError,
     HostIdentityError,
+    NvmeError,
     SettingError,
     UnreachableError,
 )
@@ -115,22 +117,132 @@ def test_all_paths_dead_is_an_error(tree):
         run(connect_subsystem(WANTED, HOST, cli, Sysfs(tree.root)))
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_already_connected_is_decided_by_sysfs(tree, there):
-    """Somebody else may connect between our look and our step."""
+# What a command says, and what is there. nvme-cli's words change from version to version.
+
+WRITE = "Failed to write to /dev/nvme-fabrics: "
+ALREADY = [
+    # (version, exit code, what it said): connected already, whoever did it
+    ("1.9", 114, f"{WRITE}Operation already in progress"),
+    ("1.16", 114, ""),
+    ("2.0", 1, f"{WRITE}Operation already in progress\nfailed to connect controller, error 1006"),
+    ("2.0", 1, f"{WRITE}Operation already in progress\nno controller found: failed to write to "
+     "nvme-fabrics device"),
+    ("2.3", 1, "already connected"),
+    ("2.10.2", 1, "failed to open slots dir /sys/bus/pci/slots\nalready connected"),
+    ("2.16", 1, "could not add new controller: already connected"),
+    ("3.0", 1, f"already connected to hostnqn={HOST_NQN},nqn={NQN},transport=tcp"),
+    ("3.0", 1, "Operation already in progress"),
+    ("3.x", 1, "failed to connect: connect attempt failed"),
+    ("3.x", 1, "fabrics: nvme0 is in use by this host"),
+    ("3.x", 117, "\ufffd"),
+    ("killed", -9, ""),
+]  # fmt: skip
+
+
+class Odd(FakeCli):
+    """Says what it is told to, whether it connects or not."""
+
+    def __init__(self, tree: FakeSysfs, exit_code: int, said: str, does_it: bool) -> None:
+        super().__init__(tree)
+        self.exit_code, self.said, self.does_it = exit_code, said, does_it
+
+    async def run(self, *arguments: str) -> Output:
+        if self.does_it:
+            await super().run(*arguments)
+        else:
+            self.calls.append(arguments[0])
+        if self.exit_code:
+            raise explain(f"nvme {arguments[0]}", self.exit_code, self.said)
+        return Output(self.said, "")
+
+
+@pytest.mark.parametrize(("version", "exit_code", "said"), ALREADY)
+def test_connected_is_connected_whatever_the_command_says(tree, version, exit_code, said):
+    cli = Odd(tree, exit_code, said, does_it=True)
+
+    report = run(connect_subsystem(WANTED, HOST, cli, Sysfs(tree.root)))
+
+    assert report.failures == []
+    assert [each.traddr for each in report.connected] == ["10.0.0.1", "10.0.0.2"]
+    assert [each.split()[0] for each in report.done] == ["echo", "echo"], "not ours to claim"
+
+
+@pytest.mark.parametrize(("version", "exit_code", "said"), ALREADY)
+def test_what_is_not_there_is_not_connected_whatever_the_command_says(
+    tree, version, exit_code, said
+):
+    cli = Odd(tree, exit_code, said, does_it=False)
+
+    with pytest.raises(CommandError) as caught:
+        run(connect_subsystem(WANTED, HOST, cli, Sysfs(tree.root)))
+
+    assert caught.value.exit_code == exit_code
+    assert caught.value.remedy
+
+
+def test_a_success_without_a_controller_is_a_failure(tree, monkeypatch):
+    monkeypatch.setattr(connect, "SETTLE_S", 0.05)
+    cli = Odd(tree, 0, "connecting to device: nvme0", does_it=False)
+
+    with pytest.raises(NvmeError, match="there is no controller for 10") as caught:
+        run(connect_subsystem(WANTED, HOST, cli, Sysfs(tree.root)))
+
+    assert "dmesg" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("attributes", "connected"),
+    [
+        ({}, True),
+        ({"state": "connecting"}, True),
+        ({"state": "resetting"}, True),
+        ({"state": "new"}, False),
+        ({"state": "deleting"}, False),
+        ({"state": "dead"}, False),
+        ({"address": "traddr=10.0.0.9,trsvcid=4420"}, False),
+        ({"address": "traddr=10.0.0.1,trsvcid=4421"}, False),
+        ({"transport": "rdma"}, False),
+        ({"hostnqn": "nqn.2014-08.org.nvmexpress:uuid:other", "hostid": "other"}, False),
+    ],
+)
+def test_only_the_wanted_controller_counts(tree, monkeypatch, attributes, connected):
+    """Somebody connects between our look and our step; it may be something else."""
+    monkeypatch.setattr(connect, "SETTLE_S", 0.05)
+    wanted = NvmeSubsystem(subsystem_nqn=NQN, addresses=(NvmeAddress(traddr="10.0.0.1"),))
 
     class Racing(FakeCli):
         async def run(self, *arguments: str) -> Output:
-            if there:
-                await super().run(*arguments)
+            self.tree.subsystem()
+            self.tree.controller(**attributes)
             raise explain("nvme connect", 1, "already connected")
 
-    attempt = connect_subsystem(WANTED, HOST, Racing(tree), Sysfs(tree.root))
-    if there:
+    attempt = connect_subsystem(wanted, HOST, Racing(tree), Sysfs(tree.root))
+    if connected:
         assert run(attempt).failures == []
         return
     with pytest.raises(AlreadyConnectedError):
         run(attempt)
+
+
+def test_one_that_is_being_made_is_waited_for(tree):
+    wanted = NvmeSubsystem(subsystem_nqn=NQN, addresses=(NvmeAddress(traddr="10.0.0.1"),))
+    looks = []
+
+    class Racing(FakeCli):
+        async def run(self, *arguments: str) -> Output:
+            self.tree.subsystem()
+            self.tree.controller(state="new")
+            raise explain("nvme connect", 1, "already connected")
+
+    class Watched(Sysfs):
+        async def snapshot(self) -> Snapshot:
+            looks.append(1)
+            if len(looks) == 4:
+                (tree.controllers / "nvme0" / "state").write_text("live\n")
+            return await super().snapshot()
+
+    assert run(connect_subsystem(wanted, HOST, Racing(tree), Watched(tree.root))).failures == []
+    assert len(looks) == 4
 
 
 def test_a_time_out_that_cannot_be_set_is_an_error(tree, monkeypatch):
@@ -213,6 +325,40 @@ def test_disconnect_twice(tree):
     assert dry.done == []
     assert first.done == dry.planned
     assert second.planned == ["nothing to do: not connected"]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "said"),
+    [
+        (0, f"NQN:{NQN} disconnected 2 controller(s)"),
+        (0, f"NQN:{NQN} disconnected 0 controller(s)"),
+        (19, ""),
+        (1, "Failed to write to delete_controller: No such device"),
+        (1, "no controller found"),
+        (1, "something that a later version says"),
+    ],
+)
+@pytest.mark.parametrize("does_it", [True, False])
+def test_gone_is_gone_whatever_the_command_says(tree, monkeypatch, exit_code, said, does_it):
+    monkeypatch.setattr(connect, "SETTLE_S", 0.05)
+    tree.subsystem()
+    tree.controller()
+    attempt = disconnect_subsystem(NQN, Odd(tree, exit_code, said, does_it), Sysfs(tree.root))
+
+    if does_it:
+        assert len(run(attempt).done) == 1
+        return
+    with pytest.raises(NvmeError, match="still there" if exit_code == 0 else "nvme disconnect"):
+        run(attempt)
+
+
+def test_one_that_is_about_to_go_counts_as_gone(tree, monkeypatch):
+    monkeypatch.setattr(connect, "SETTLE_S", 0.05)
+    tree.subsystem()
+    tree.controller(state="deleting")
+
+    cli = Odd(tree, 1, "no controller found", does_it=False)
+    assert len(run(disconnect_subsystem(NQN, cli, Sysfs(tree.root))).done) == 1
 
 
 def test_host_pair_from_the_configuration():

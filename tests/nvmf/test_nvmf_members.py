@@ -115,6 +115,41 @@ def test_devices_that_do_not_answer_are_found_together(hanging):
         assert read.wait(10) is not None  # none is left running
 
 
+def test_an_interrupted_wait_leaves_no_read_behind(hanging, monkeypatch):
+    class Interrupted(subprocess.Popen):
+        def wait(self, timeout=None):
+            if timeout is not None:
+                raise KeyboardInterrupt
+            return super().wait()
+
+    def start_read(path: Path) -> subprocess.Popen[bytes]:
+        hanging.append(Interrupted(["sleep", "60"]))
+        return hanging[-1]
+
+    monkeypatch.setattr(access, "_start_read", start_read)
+
+    with pytest.raises(KeyboardInterrupt):
+        silent_devices([Path("/dev/hang-1"), Path("/dev/hang-2")], 60)
+
+    assert [read.wait() for read in hanging] == [-9, -9]
+
+
+def test_a_machine_without_dd_is_told_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(Path, "is_block_device", lambda _path: True)
+
+    with pytest.raises(MemberOpenError, match="install dd"):
+        silent_devices([Path("/dev/fine")])
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "m0/below-a-file"])
+def test_a_path_that_cannot_be_looked_at_is_no_silent_device(tmp_path, name):
+    """Whoever opens it says why."""
+    (tmp_path / "m0").touch()
+
+    assert silent_devices([tmp_path / name]) == []
+
+
 def test_a_silent_device_is_named_before_anything_is_opened(hanging, tmp_path):
     config = configured(tmp_path, [{"path": "/dev/hang-1"}])
 

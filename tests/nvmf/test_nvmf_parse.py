@@ -104,6 +104,10 @@ def test_nothing_there_is_an_empty_list(text):
     assert parse.parse_list(text, "2.3") == []
 
 
+def test_a_target_that_offers_nothing_is_an_empty_list():
+    assert parse.parse_discovery("No discovery log entries to fetch.\n", "2.3") == []
+
+
 @pytest.mark.parametrize("text", ["", "[\n]\n", "{\n}\n"])
 def test_no_subsystem_is_an_empty_list(text):
     assert parse.parse_list_subsys(text, "2.3") == []

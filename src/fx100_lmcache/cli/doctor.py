@@ -27,13 +27,13 @@ from fx100_lmcache.cli.console import (
 )
 from fx100_lmcache.cli.inspect import Report, inspect
 from fx100_lmcache.cli.nvme_views import show_finding
-from fx100_lmcache.config import Config, load
+from fx100_lmcache.config import Config, load, subsystems_named
 from fx100_lmcache.doctor.documents import Document, DocumentError, read_document
 from fx100_lmcache.doctor.engine import check_engine
 from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question, note, problem
 from fx100_lmcache.doctor.loading import check_loading, targets, try_imports
 from fx100_lmcache.doctor.mp import check_adapter
-from fx100_lmcache.doctor.nvme import check_reconnect, relevant
+from fx100_lmcache.doctor.nvme import check_reconnect
 from fx100_lmcache.doctor.ours import check_identity, check_shards, check_space
 from fx100_lmcache.doctor.proof import prove_io
 from fx100_lmcache.doctor.sizes import check_sizes
@@ -41,6 +41,7 @@ from fx100_lmcache.doctor.volume import check_claims, check_volume, shards_neede
 from fx100_lmcache.errors import FX100Error
 from fx100_lmcache.nvmf.check import Finding, Severity, check, worst
 from fx100_lmcache.nvmf.connect import with_numbers
+from fx100_lmcache.nvmf.scope import part_of_volume
 from fx100_lmcache.nvmf.sysfs import Sysfs
 
 GIB = 1 << 30
@@ -183,9 +184,9 @@ def _look_at_nvme(config: Config, report: Report) -> Iterator[Finding]:
         yield check_reconnect(config.nvme, reconnect_obstacles(config.nvme))
     wanted = config.nvme.subsystems if config.nvme else ()
     devices = {os.path.realpath(member.path) for member in report.members if member.path}
-    nqns = {each.subsystem_nqn for each in wanted}
     try:
-        snapshot = relevant(asyncio.run(Sysfs().snapshot()), devices, nqns)
+        everything = asyncio.run(Sysfs().snapshot())
+        snapshot = part_of_volume(everything, devices, subsystems_named(config))
     except (FX100Error, OSError) as error:
         yield note("nvme", f"not checked: {error}", "a stalled load may not be bounded")
         return

@@ -1,4 +1,8 @@
-"""The sections of the configuration file, and their rules across fields."""
+"""The sections of the configuration file, and their rules across fields.
+
+In the file, ``${NAME}`` in a text value stands for a variable of the environment; one that is not
+set, or empty, is an error (see :mod:`fx100_lmcache.config.variables`).
+"""
 
 import os
 from pathlib import Path
@@ -30,7 +34,9 @@ class MemberConfig(Section):
     """One stripe member: a file or block device by `path`, or a namespace by `nvme`."""
 
     path: Annotated[Path, PATH_FIELD] | None = Field(
-        default=None, description="File or block device; absolute, links are kept as written."
+        default=None,
+        description="File or block device: relative to the YAML file or absolute; ~ is the home "
+        "directory, links are kept as written.",
     )
     nvme: NvmeNamespace | None = Field(
         default=None, description="NVMe namespace, resolved to its device node at every open."
@@ -320,3 +326,13 @@ class Config(Section):
                 format_size(self.io.max_write_bytes),
             )
         return self
+
+
+def subsystems_named(config: Config) -> frozenset[str]:
+    """Return the NQNs of the subsystems that a configuration connects or takes members from."""
+    connected = config.nvme.subsystems if config.nvme else ()
+    members = (member.nvme for member in config.volume.members)
+    return frozenset(
+        {each.subsystem_nqn for each in connected}
+        | {each.subsystem_nqn for each in members if each and each.subsystem_nqn}
+    )

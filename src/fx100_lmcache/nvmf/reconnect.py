@@ -232,5 +232,5 @@ async def connect_as_configured(nvme: NvmeConfig, wanted: NvmeSubsystem) -> Conn
             return await connect_subsystem(wanted, host, NvmeCli(timeout_s=COMMAND_S), Sysfs())
     except TimeoutError:
         raise NvmeError(
-            f"not done within {limit_s:g} s\n  do: nvme list-subsys; dmesg says what hangs"
+            f"not done within {limit_s:g} s", remedy="nvme list-subsys; dmesg says what hangs"
         ) from None

@@ -11,6 +11,9 @@ from fx100_lmcache.nvmf.identity import NamespaceIdentity
 NEVER = -1
 """A time-out of the kernel that is switched off: it waits for ever."""
 
+FABRICS = ("tcp", "rdma", "loop", "fc")
+"""Transports that are no local bus."""
+
 USABLE_ANA_STATES = ("optimized", "non-optimized")
 
 
