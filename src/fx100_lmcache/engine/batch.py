@@ -129,6 +129,7 @@ class NativeBatch:
             number,
             np.array(fds)[number],
             batch.addresses,
+            batch.rooms,
             batch.lengths,
             padded,
             batch.offsets,
