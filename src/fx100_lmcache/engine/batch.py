@@ -131,6 +131,7 @@ class NativeBatch:
             number,
             np.array(fds)[number],
             batch.addresses,
+            batch.rooms,
             batch.lengths,
             padded,
             batch.offsets,

@@ -18,7 +18,7 @@ from fx100_lmcache.engine.bounds import out_of_bounds
 from fx100_lmcache.engine.defects import Defects
 from fx100_lmcache.engine.expiry import Expiry
 from fx100_lmcache.engine.lane import Lane
-from fx100_lmcache.engine.native import NativeLane
+from fx100_lmcache.engine.native import NativeLane, TransferRefusedError
 from fx100_lmcache.engine.slot import EngineOptions, LaneFactory, MemberSlot, ThreadedLanes
 from fx100_lmcache.engine.stripe import Probe, Stripe
 from fx100_lmcache.members.base import Member
@@ -292,6 +292,9 @@ class LaneEngine:
         if problem is None:
             slot.health.note_success()
             slot.learn_limit(transfer)
+        elif isinstance(problem, TransferRefusedError):
+            self.defects.refused(str(problem))
+            problem = _ours(problem)
         elif not isinstance(problem, OSError):
             self.defects.caught(f"{slot.member.name}: unexpected failure", problem)
             problem = _ours(problem)
