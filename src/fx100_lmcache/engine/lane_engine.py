@@ -18,7 +18,7 @@ from fx100_lmcache.engine.bounds import out_of_bounds
 from fx100_lmcache.engine.defects import Defects
 from fx100_lmcache.engine.expiry import Expiry
 from fx100_lmcache.engine.lane import Lane
-from fx100_lmcache.engine.native import NativeLane
+from fx100_lmcache.engine.native import NativeLane, TransferRefusedError
 from fx100_lmcache.engine.slot import EngineOptions, LaneFactory, MemberSlot, ThreadedLanes
 from fx100_lmcache.engine.stripe import Probe, Stripe
 from fx100_lmcache.members.base import Member
@@ -106,7 +106,7 @@ class LaneEngine:
 
     def _stop_threads(self) -> None:
         self._closing.set()
-        self._expiry.wake()
+        self._expiry.stop()
         if self._watcher.is_alive() and self._watcher is not threading.current_thread():
             self._watcher.join(_JOIN_S)
 
@@ -292,6 +292,9 @@ class LaneEngine:
         if problem is None:
             slot.health.note_success()
             slot.learn_limit(transfer)
+        elif isinstance(problem, TransferRefusedError):
+            self.defects.refused(str(problem))
+            problem = _ours(problem)
         elif not isinstance(problem, OSError):
             self.defects.caught(f"{slot.member.name}: unexpected failure", problem)
             problem = _ours(problem)

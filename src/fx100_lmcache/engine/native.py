@@ -1,9 +1,8 @@
 """The native lane: the same work as the Python lane, without the interpreter's lock.
 
 In a process whose Python threads are busy, every return from a system call must win the GIL
-again. Measured on memory-fast files with one thread spinning: 5.6 to 7.4 GB/s for the Python lane
-against 11.7 GB/s for a C++ pool. A pool in C keeps up with the latter, and hashes each part while
-it is still in the CPU's cache.
+again. A pool in C need not, and hashes each part while it is still in the CPU's cache. Figures:
+docs/performance.md, "Native pools". What may be freed when is said in ``_pool.h``.
 """
 
 from __future__ import annotations
@@ -35,6 +34,13 @@ BATCH_BITS = 24  # of a ticket count the reads of a batch, those above say which
 _LOOK_MS = 1000  # between two looks that nobody asked for
 _AGAIN_MS = 100  # where memory lacked, or after close, when the pools do not call any more
 _NO_TICKET = -1  # of a transfer that could not be queued
+
+_REFUSALS = {  # refusal_t in _pool.h, and what the kernel says of memory that is not there
+    -1: "it would leave its buffer",
+    -2: "it would leave its member",
+    -3: "it is not made of whole blocks",
+    errno.EFAULT: "its buffer is not mapped",
+}
 
 _XXH3 = ("createState", "freeState", "64bits_reset", "64bits_update", "64bits_digest")
 
@@ -76,6 +82,10 @@ def native_available() -> bool:
     return _native() is not None
 
 
+class TransferRefusedError(Exception):
+    """A transfer that must not be made: our fault, and none of its member."""
+
+
 class NativeReaper:
     """One thread that takes finished operations from all pools back into Python.
 
@@ -100,7 +110,9 @@ class NativeReaper:
         with self._lock:
             if self._closing:
                 raise OSError(errno.ESHUTDOWN, "the engine is being closed")
-            lane.pool = lane.module.open_pool(threads, in_flight_bytes, self._event_fd)
+            lane.pool = lane.module.open_pool(
+                threads, in_flight_bytes, self._event_fd, lane.member_bytes
+            )
             try:
                 self._lanes.append(lane)
             except BaseException:
@@ -177,7 +189,7 @@ class NativeLane:
         self._closed = False
         self._tickets = itertools.count(1)
         self._open: dict[int, Transfer] = {}
-        self._untold: list[tuple[int, int, int]] = []  # tickets, errnos and checksums
+        self._arrived: list[tuple[int, int, int]] = []  # tickets, errors and checksums
         self.pool: object = None
         reaper.open_pool(self, threads, in_flight_bytes)
 
@@ -185,6 +197,11 @@ class NativeLane:
         """Descriptor of the member; -1 once it is closed."""
         fd = self._member.fileno()
         return -1 if fd is None else fd
+
+    @property
+    def member_bytes(self) -> int:
+        """Capacity of the member: no transfer gets beyond."""
+        return self._member.size_bytes
 
     @property
     def align_bytes(self) -> int:
@@ -198,9 +215,9 @@ class NativeLane:
 
     def submit(self, transfers: Sequence[Transfer]) -> None:
         """Queue transfers; all of them or, if it raises, none."""
-        fd, align, limit = self.fileno(), self.align_bytes, self.max_io_bytes
         operations = []
         try:
+            fd, align, limit = self.fileno(), self.align_bytes, self.max_io_bytes
             for transfer in transfers:
                 ticket = transfer.ticket = next(self._tickets)
                 self._open[ticket] = transfer
@@ -214,6 +231,7 @@ class NativeLane:
                         fd,
                         transfer.job.write,
                         buffer.address + transfer.start,
+                        len(buffer.view) - transfer.start,
                         transfer.length,
                         padded,
                         transfer.offset,
@@ -252,15 +270,23 @@ class NativeLane:
         return self._closed and self.idle
 
     def drain(self) -> bool:
-        """Report what has finished; False if something must be tried again."""
-        arrived = [*self._untold, *self.module.drain(self.pool)]
-        self._untold = []
+        """Report what has finished; False if something must be tried again.
+
+        Raises
+        ------
+        MemoryError
+            With nothing lost: what has ended stays in the pool, or in the lane, for the next call.
+        """
+        arrived, kept = self._arrived, 0
+        self.module.drain(self.pool, arrived)
         for found in arrived:
             with self._defects.guard("a completion was not reported yet") as failed:
                 self._tell(*found)
             if failed.cause is not None:  # want of memory: its batch could not be taken apart
-                self._untold.append(found)
-        return not self._untold
+                arrived[kept] = found
+                kept += 1
+        del arrived[kept:]
+        return not kept
 
     def _tell(self, ticket: int, code: int, checksum: int) -> None:
         batch = self.batches.get(ticket >> BATCH_BITS)
@@ -269,15 +295,19 @@ class NativeLane:
         transfer = self._open.get(ticket)
         if transfer is None:
             return  # its batch has reported the read already
-        outcome, problem = Status.OK, None
-        if code:
-            outcome, problem = Status.ERROR, self._explain(code, transfer)
+        outcome = Status.OK
+        problem = self._explain(code, transfer) if code else None
+        if problem is not None:
+            outcome = Status.ERROR
         elif transfer.expected is not None and transfer.expected != checksum:
             outcome = Status.MISMATCH
         del self._open[ticket]  # first, since it may be queued again
         self._finish(transfer, outcome, checksum, problem)
 
-    def _explain(self, code: int, transfer: Transfer) -> OSError:
+    def _explain(self, code: int, transfer: Transfer) -> Exception:
+        if code in _REFUSALS:
+            where = f"{transfer.length} bytes at {transfer.offset} of {self._member.name}"
+            return TransferRefusedError(f"{where}: {_REFUSALS[code]}")
         if code == errno.ENODEV:
             where = f"{self._member.name} moved nothing at {transfer.offset}; is it gone?"
             return OSError(code, where)
