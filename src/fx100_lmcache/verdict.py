@@ -147,12 +147,10 @@ class Judge:
         """Whether metadata can be read, and whether the digest starts as it says."""
         prefixes = [self._prefix(meta) for meta in found.metas]
         if len(prefixes) == 1 and prefixes[0] is not None:
-            readable = np.ones(len(words), np.bool_)
-            return readable, _starts_with(words, prefixes[0])
+            return np.ones(len(words), np.bool_), _starts_with(words, prefixes[0])
         good = np.array([prefix is not None for prefix in prefixes], np.bool_)
         known = np.array([(0, 0) if prefix is None else prefix for prefix in prefixes], np.uint64)
-        readable = good[found.meta_ids]
-        return readable, _starts_with(words, known[found.meta_ids].T)
+        return good[found.meta_ids], _starts_with(words, known[found.meta_ids].T)
 
     def _prefix(self, meta: bytes) -> U64 | None:
         """Return the two words that start every digest of this metadata's scope."""

@@ -39,7 +39,7 @@ from fx100_lmcache.testing.fuzz_worlds import VOLUME, WALL_S, World, worlds
 from fx100_lmcache.testing.memory import MemoryMember
 from fx100_lmcache.testing.reference import Reference
 
-KINDS = {"label": 30, "claim": 15, "tables": 45, "store": 10}
+KINDS = {"label": 35, "claim": 20, "tables": 40, "store": 5}
 """Kinds of cases and their shares; see the methods of :class:`Fuzzer`."""
 
 
