@@ -25,7 +25,7 @@ from fx100_lmcache.members.base import MEDIA_ERRORS, Member, read_whole
 from fx100_lmcache.ondisk.inode import InodePlace, TableRows, parse_table
 from fx100_lmcache.ondisk.reason import Reason
 from fx100_lmcache.overlap import contested_entries, resolve
-from fx100_lmcache.verdict import GOOD, Judge, piece_blocks, reason_of
+from fx100_lmcache.verdict import GOOD, LAST_EPOCH, Judge, piece_blocks, reason_of
 
 MAX_UNREADABLE_SLOTS = 64
 """More than so many are a broken member: then nothing is opened."""
@@ -74,7 +74,7 @@ class Recovered(Columns):
     generations: dict[int, int]
     """Generation in force for each shard."""
     newest_epoch: int
-    """Highest epoch in any valid inode: the next writer must use a higher one."""
+    """Highest epoch in any inode that can be true."""
     stale_rows: list[int] = field(default_factory=list)
     """Slots of inodes that lost against newer ones: erase them."""
     unreadable_rows: list[int] = field(default_factory=list)
@@ -85,6 +85,14 @@ class Recovered(Columns):
     """Inodes with a right checksum that were not taken, dead generations not among them."""
     torn: int = 0
     foreign: int = 0
+
+    @property
+    def next_epoch(self) -> int:
+        """What the next writer must use at least, so that its inodes are newer than all of these.
+
+        At the last epoch, which only forged media have, its counter alone decides.
+        """
+        return min(self.newest_epoch + 1, LAST_EPOCH)
 
     @property
     def dropped_by_reason(self) -> dict[str, int]:

@@ -25,6 +25,9 @@ MAX_EPOCHS_AHEAD = 1 << 32
 """So far beyond its claim's an inode's epoch may be: claims lost in power cuts, and the seconds
 that a clock was wrong by."""
 
+LAST_EPOCH = MAX_EPOCH + MAX_EPOCHS_AHEAD
+"""No inode is taken that has a higher one."""
+
 _MEMBERS_NUMBERED = 256  # by the eight bits of a piece's place
 _AT_ONCE = 8192  # pieces: from 128 KiB on, malloc asks the kernel for each array and gives it back
 
@@ -59,7 +62,7 @@ class Judge:
     ) -> None:
         self._geometry = geometry
         self._generations = generations
-        self._last_epoch = (MAX_EPOCH if claim_epoch is None else claim_epoch) + MAX_EPOCHS_AHEAD
+        self._last_epoch = LAST_EPOCH if claim_epoch is None else claim_epoch + MAX_EPOCHS_AHEAD
         self._shard_blocks = np.zeros(_MEMBERS_NUMBERED, np.int64)
         for member in range(len(geometry.members)):
             self._shard_blocks[member] = len(geometry.shard_blocks(member, 0))
@@ -144,12 +147,10 @@ class Judge:
         """Whether metadata can be read, and whether the digest starts as it says."""
         prefixes = [self._prefix(meta) for meta in found.metas]
         if len(prefixes) == 1 and prefixes[0] is not None:
-            readable = np.ones(len(words), np.bool_)
-            return readable, _starts_with(words, prefixes[0])
+            return np.ones(len(words), np.bool_), _starts_with(words, prefixes[0])
         good = np.array([prefix is not None for prefix in prefixes], np.bool_)
         known = np.array([(0, 0) if prefix is None else prefix for prefix in prefixes], np.uint64)
-        readable = good[found.meta_ids]
-        return readable, _starts_with(words, known[found.meta_ids].T)
+        return good[found.meta_ids], _starts_with(words, known[found.meta_ids].T)
 
     def _prefix(self, meta: bytes) -> U64 | None:
         """Return the two words that start every digest of this metadata's scope."""

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli_rig import Owner, Rig, fill, formatted, fx100
+from cli_rig import Owner, Rig, fill, formatted, fx100, put
 
 from fx100_lmcache.errors import RecordError
 from fx100_lmcache.geometry import LABEL_BYTES
 from fx100_lmcache.mount import mount
 from fx100_lmcache.ondisk.label import unpack_label
+from fx100_lmcache.testing.forge import InodeDraft
+from fx100_lmcache.testing.harness import META, digest_of
 
 MEMBER_FIELDS = {
     *("path", "identity", "index", "label", "io_mode", "logical_block_bytes", "size_bytes"),
@@ -22,6 +24,7 @@ MEMBER_FIELDS = {
 USAGE_FIELDS = {
     *("entries", "live_bytes", "used_bytes", "free_bytes", "capacity_bytes", "inode_slots"),
     "torn_inodes",
+    "dropped_inodes",
 }
 
 
@@ -150,6 +153,29 @@ def test_torn_inodes_are_counted(rig: Rig) -> None:
         stream.write(b"torn" * 100)
     assert rig.status()["usage"]["torn_inodes"] == 1
     assert "torn inodes 1" in fx100("status", rig.config).stdout
+
+
+def test_inodes_that_cannot_be_true_are_shown_by_reason(rig: Rig) -> None:
+    """Also by verify, which calls that damage; a server erases them when it starts."""
+    mounted = mount(rig.load())
+    volume, geometry = mounted.volume.uuid, mounted.volume.geometry
+    assert put(mounted, "good", b"x" * 5000) == "stored"
+    mounted.close()
+    pieces = [(0, 1, geometry.frame_blocks, 0)]
+    last = geometry.members[0].slots_per_shard - 1
+    draft = InodeDraft(volume, 0, 0, last, 1, 1, 1, digest_of("bad"), 5000, pieces, META)
+    with rig.members[0].open("r+b") as stream:
+        stream.seek(geometry.slot_offset(0, 0, last))
+        stream.write(draft.pack(geometry.inode_bytes, volume))
+    assert rig.status()["usage"]["dropped_inodes"]["pieces"] == 1
+    line = "dropped inodes 1 (pieces)"
+    assert line in fx100("status", rig.config).stdout
+    result = fx100("verify", rig.config)
+    assert result.exit_code == 1
+    assert line in result.stdout
+    mount(rig.load()).close()
+    assert rig.status()["usage"]["dropped_inodes"]["pieces"] == 0
+    assert fx100("verify", rig.config).exit_code == 0
 
 
 def test_an_unreadable_device_is_a_problem(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

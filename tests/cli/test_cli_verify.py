@@ -28,7 +28,7 @@ def test_all_good(rig: Rig) -> None:
     found = json.loads(result.stdout)
     assert set(found) == {
         *("ok", "volume", "entries", "pieces", "read_bytes", "gone", "seconds", "torn_inodes"),
-        *("damaged_labels", "unreadable_inodes", "bad"),
+        *("damaged_labels", "unreadable_inodes", "dropped_inodes", "bad"),
     }
     assert found["ok"]
     assert found["entries"] == 8

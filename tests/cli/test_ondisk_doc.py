@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fx100_lmcache import geometry
+from fx100_lmcache import geometry, verdict
 from fx100_lmcache.config import load
 from fx100_lmcache.ondisk import claim_block, inode, label
+from fx100_lmcache.ondisk.reason import Reason
 
 ROOT = Path(__file__).parents[2]
 DOC = (ROOT / "docs" / "on-disk-format.md").read_text()
@@ -68,6 +69,7 @@ def test_inode() -> None:
         **{"used": "used", "volume": "volume UUID", "shard": "shard", "member": "member"},
         **{"slot": "slot", "generation": "generation", "pieces": "pieces", "meta": "metadata"},
         **{"epoch": "epoch", "counter": "counter", "digest": "digest", "length": "length"},
+        **{"flags": "flags", "reserved": "reserved"},
     }
     assert set(words) == set(dtype.names or ())
     for name, word in words.items():
@@ -100,6 +102,19 @@ def test_places_on_a_member() -> None:
     assert f"{g.members[0].frames_per_shard} frames" in rows[4][0]
     assert geometry.choose_frame_blocks(8_126_464, 4) == 62
     assert geometry.MAX_PIECE_BYTES == 8 << 20
+
+
+def test_reasons() -> None:
+    [rows] = tables("Recovery")
+    assert [row[0].strip("`") for row in rows] == list(Reason)
+    kept = {row[0].strip("`") for row in rows if row[2] == "kept"}
+    assert kept == {Reason.FORMAT}
+    assert {row[2] for row in rows} == {"kept", "erased"}
+    by_reason = {row[0].strip("`"): row[1] for row in rows}
+    assert f"{verdict.MAX_LOST_CLEARS:,} beyond" in by_reason[Reason.GENERATION]
+    assert verdict.MAX_EPOCHS_AHEAD == 1 << 32
+    assert claim_block.MAX_EPOCH == claim_block.MAX_COUNTER == 1 << 62
+    assert geometry.MAX_OBJECT_BYTES == (1 << 32) - 1
 
 
 @pytest.mark.parametrize(

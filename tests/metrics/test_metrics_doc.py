@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from fx100_lmcache.metrics import COUNTERS, EVENTS, GAUGES, LOADS, LOOKUPS, PUTS, USES, _place
+from fx100_lmcache.ondisk.reason import Reason
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "fx100_lmcache"
@@ -41,6 +42,7 @@ def test_label_values_are_those_of_the_document() -> None:
 def counted() -> set[str]:
     """Every counter name that stands in the code of the store and of the faces."""
     found = {"bounced_transfers", "internal_errors"}  # the engine's
+    found |= {f"inodes_dropped_{reason}" for reason in Reason}
     patterns = {
         r'counts\["(\w+)"\]': "",
         r'counts\.add\(\s*"(\w+)"': "",

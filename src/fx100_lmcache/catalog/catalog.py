@@ -6,7 +6,7 @@ entries of 8 pieces take about 220 bytes each. Not thread-safe: the store holds 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -55,6 +55,7 @@ class Catalog:
     def __init__(self, rows: int) -> None:
         self.metas: list[bytes] = []
         self._meta_ids: dict[bytes, int] = {}
+        rows = max(rows, 2)  # the index looks at rows -1 and -2, and takes nothing from there
         self._digests = np.zeros((rows, WORDS), np.uint64)
         self._state = np.zeros(rows, np.uint8)
         self._length = np.zeros(rows, np.uint32)
@@ -64,7 +65,7 @@ class Catalog:
         self._used_at = np.zeros(rows, np.uint64)
         self._pins = np.zeros(rows, np.uint32)
         self._pinned_until = np.zeros(rows, np.uint32)
-        self._readers = np.zeros(rows, np.uint16)
+        self._readers: Counter[int] = Counter()  # no width that many loads of a row could exceed
         self._piece_at = np.zeros(rows, np.uint32)
         self._piece_count = np.zeros(rows, np.uint16)
         self._pieces = PieceTable()
@@ -189,7 +190,7 @@ class Catalog:
     def release(self, row: int) -> None:
         """Forget a hidden entry whose blocks have been freed."""
         assert self._state[row] == DYING
-        assert not self._readers[row]
+        assert row not in self._readers
         self._pieces.free(int(self._piece_at[row]), int(self._piece_count[row]))
         self._state[row] = FREE
 
@@ -251,21 +252,24 @@ class Catalog:
 
     def start_reading(self, rows: Iterable[int]) -> None:
         """Count a reader in flight of each row: the entry's blocks stay until it ends."""
-        for row in rows:  # no `np.add.at`: it may give up the GIL, and the store's lock is held
+        for row in rows:
             self._readers[row] += 1
 
     def stop_reading(self, rows: Iterable[int]) -> list[int]:
         """End a reader of each row; return the rows that are hidden and have no other."""
         idle = []
         for row in rows:
-            self._readers[row] -= 1
-            if self._state[row] == DYING and not self._readers[row]:
+            if self._readers[row] > 1:
+                self._readers[row] -= 1
+                continue
+            del self._readers[row]
+            if self._state[row] == DYING:
                 idle.append(row)
         return idle
 
     def being_read(self, row: int) -> bool:
         """Whether readers are in flight."""
-        return bool(self._readers[row])
+        return row in self._readers
 
     def victims(
         self, blocks: int, now_s: float, down_mask: int, at_most: int = 1 << 62
@@ -317,7 +321,7 @@ class Catalog:
         return bool(
             self._state[row] == LIVE
             and not self.pinned(row, now_s)
-            and not self._readers[row]
+            and row not in self._readers
             and self.blocks_up(row, down_mask)
         )
 

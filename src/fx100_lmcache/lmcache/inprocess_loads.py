@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -45,9 +46,13 @@ class Allocator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What to allocate for the objects of one layout; the lists are LMCache's to read only."""
+    """What to allocate for the objects of one layout; the lists are LMCache's to read only.
+
+    The size is None where a dtype is not known.
+    """
 
     layout: Layout
+    size_bytes: int | None
     shapes: list[torch.Size]
     dtypes: list[torch.dtype | None]
     fmt: MemoryFormat
@@ -199,6 +204,9 @@ class Loads:
             kind = self._kind(number)
             if kind is None:
                 continue
+            if kind.size_bytes not in (None, length):  # before others are evicted for it
+                self._counts.add("load_layout")
+                continue
             obj = self._allocate(allocator, kind, until)
             if obj is None:
                 self._counts.add("load_no_memory", len(digests) - place)
@@ -227,7 +235,7 @@ class Loads:
             layout = self._store.meta(number).layout
             try:
                 self._kinds[number] = _kind_of(layout)
-            except (AttributeError, KeyError, TypeError) as problem:
+            except (AttributeError, KeyError, TypeError, ValueError) as problem:
                 self._counts.add("load_layout")
                 log.warning("stored objects of an unknown layout: %r", problem)
                 self._kinds[number] = None
@@ -239,9 +247,24 @@ class Loads:
 
 
 def _kind_of(layout: Layout) -> _Kind:
+    """Say what to allocate.
+
+    Raises
+    ------
+    AttributeError, KeyError, TypeError, ValueError
+        If there is no such layout: it comes from the media.
+    """
     shapes = [torch.Size(shape) for _, shape in layout.tensors]
     dtypes = [None if name == "None" else getattr(torch, name) for name, _ in layout.tensors]
-    return _Kind(layout, shapes, dtypes, MemoryFormat[layout.format])
+    size_bytes: int | None = 0
+    for shape, dtype in zip(shapes, dtypes, strict=True):
+        if min(shape, default=0) < 0 or not isinstance(dtype, torch.dtype | None):
+            raise ValueError(f"no tensor: {dtype!r:.50} of {shape!r:.100}")
+        if dtype is None or size_bytes is None:
+            size_bytes = None
+        else:
+            size_bytes += math.prod(shape) * dtype.itemsize
+    return _Kind(layout, size_bytes, shapes, dtypes, MemoryFormat[layout.format])
 
 
 def release(objects: Iterable[MemoryObj | None]) -> None:

@@ -97,8 +97,14 @@ class KeyTranslator:
     def _recognise(self, meta_number: int) -> tuple[Ident, int] | None:
         scope = self._meta_of(meta_number).scope
         ident = (scope.model, scope.rank, scope.group, scope.salt)
-        hash_bytes = int(dict(scope.tags).get(_HASH_BYTES_TAG, HASH_BYTES))
-        if scope.kind != "mp" or self._scope(ident, hash_bytes) != scope:
+        try:
+            ObjectKey(b"", *ident)  # raises for what no key can say; it comes from the media
+            hash_bytes = int(dict(scope.tags).get(_HASH_BYTES_TAG, HASH_BYTES))
+        except ValueError:
+            return None
+        if scope.kind != "mp" or not 0 <= hash_bytes <= HASH_BYTES:
+            return None
+        if self._scope(ident, hash_bytes) != scope:
             return None
         return ident, hash_bytes
 

@@ -105,4 +105,6 @@ def unpack_claim(block: bytes, volume: bytes, shard: int) -> ClaimBlock:
 def _shown(text: bytes) -> str:
     """Decode a holder's text, which goes to logs and terminals: one line, no control characters."""
     decoded = text.decode(errors="replace")
+    if decoded.isprintable():
+        return decoded
     return "".join(each if each.isprintable() else "?" for each in decoded)

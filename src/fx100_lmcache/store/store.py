@@ -135,7 +135,7 @@ class Store:
             core.generations,
             claim_epoch=core.epoch,
         )
-        core.epoch = max(core.epoch, found.newest_epoch + 1)
+        core.epoch = max(core.epoch, found.next_epoch)
         for shard, generation in found.generations.items():
             if generation != core.generations[shard]:
                 self._clearer.restore_generation(shard, generation)

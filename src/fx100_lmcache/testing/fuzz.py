@@ -39,7 +39,7 @@ from fx100_lmcache.testing.fuzz_worlds import VOLUME, WALL_S, World, worlds
 from fx100_lmcache.testing.memory import MemoryMember
 from fx100_lmcache.testing.reference import Reference
 
-KINDS = {"label": 30, "claim": 15, "tables": 45, "store": 10}
+KINDS = {"label": 35, "claim": 20, "tables": 40, "store": 5}
 """Kinds of cases and their shares; see the methods of :class:`Fuzzer`."""
 
 
@@ -249,14 +249,22 @@ def _progress(fuzzer: Fuzzer, done: int, total: int, started: float) -> str:
 
 
 def run(fuzzer: Fuzzer, first: int, cases: int, *, kind: str = "", every_s: float = 10.0) -> float:
-    """Run cases with a line of progress now and then; return cases per second."""
+    """Run cases with a line of progress now and then; return cases per second.
+
+    Parameters
+    ----------
+    every_s : float
+        Seconds between lines. With 0 each case is named before it runs: for those that may end
+        the process.
+    """
     started = told = time.monotonic()
     for number in range(first, first + cases):
+        if not every_s:
+            sys.stderr.write(f"case {number}\n")
         fuzzer.case(number, kind)
-        if time.monotonic() - told > every_s:
+        if every_s and time.monotonic() - told > every_s:
             told = time.monotonic()
-            done = number - first + 1
-            sys.stderr.write(_progress(fuzzer, done, cases, started) + "\n")
+            sys.stderr.write(_progress(fuzzer, number - first + 1, cases, started) + "\n")
     return cases / max(time.monotonic() - started, 1e-3)
 
 
@@ -273,7 +281,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         stores = file_stores(Path(home)) if wanted.files else memory_stores
         fuzzer = Fuzzer(wanted.seed, stores)
-        rate = run(fuzzer, wanted.first, wanted.cases, kind=wanted.kind)
+        every_s = 0.0 if wanted.files else 10.0
+        rate = run(fuzzer, wanted.first, wanted.cases, kind=wanted.kind, every_s=every_s)
     tally = fuzzer.tally
     sys.stdout.write(
         json.dumps(

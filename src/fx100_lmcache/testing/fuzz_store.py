@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 from collections import Counter
@@ -9,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 import xxhash
 
@@ -28,6 +29,8 @@ from fx100_lmcache.testing.inline import inline_engine
 from fx100_lmcache.testing.memory import MemoryMember
 from fx100_lmcache.testing.reference import Expected, Found, Reference
 from fx100_lmcache.volume import Volume, assemble
+
+Result = TypeVar("Result")
 
 _WAIT_S = 30.0
 _OPTIONS = StoreOptions(claim_check_s=1e9, reserve_fraction=0.0)
@@ -54,6 +57,26 @@ class Rules:
 Stores = Callable[[list[bytearray], Rules], "Opened"]
 
 
+class _Answer(Generic[Result]):
+    """Waits for the results of a call, which may come from any thread, once."""
+
+    def __init__(self) -> None:
+        self._results: list[Result] | None = None
+        self._there = threading.Event()
+
+    def take(self, results: list[Result]) -> None:
+        """Take the results."""
+        assert self._results is None, "answered twice"
+        self._results = results
+        self._there.set()
+
+    def wait(self, what: str) -> list[Result]:
+        """Wait for them."""
+        assert self._there.wait(_WAIT_S), f"a {what} was never answered"
+        assert self._results is not None
+        return self._results
+
+
 class Opened:
     """A store on forged media.
 
@@ -78,6 +101,7 @@ class Opened:
         self.dropped: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
         self._open()
+        self.outcomes[f"engine {self._engine.kind}"] += 1
         self.dropped.update({r.value: n for r, n in self._expected.dropped.items()})
 
     def __enter__(self) -> Self:
@@ -223,24 +247,20 @@ class Opened:
             LoadItem(digest, buffer.buffer, lambda _meta, _length: True)
             for digest, buffer in zip(digests, buffers, strict=True)
         ]
-        results: list[LoadResult] = []
-        done = threading.Event()
-        self.store.load(items, lambda told: (results.extend(told), done.set())[0])
-        assert done.wait(_WAIT_S), "a load was never answered"
-        return results
+        answer: _Answer[LoadResult] = _Answer()
+        self.store.load(items, answer.take)
+        return answer.wait("load")
 
     def _put(self, names: Sequence[str], length: int) -> list[PutResult]:
         items = []
         for name in names:
             buffer = zero_buffer(-(-length // 4096) * 4096)
-            buffer.view[:length] = value_of(name, 1, length)
+            buffer.view[:length] = _value(name, length)
             buffer.length = length
             items.append(PutItem(digest_of(name), META, buffer))
-        results: list[PutResult] = []
-        done = threading.Event()
-        self.store.put(items, lambda told: (results.extend(told), done.set())[0])
-        assert done.wait(_WAIT_S), "a put was never answered"
-        return results
+        answer: _Answer[PutResult] = _Answer()
+        self.store.put(items, answer.take)
+        return answer.wait("put")
 
     def _remove(self, rng: random.Random) -> None:
         digests = [digest for _, digest, _, _ in self.store.entries()]
@@ -279,7 +299,12 @@ class Opened:
         [loaded] = self._load([digest_of("after")], [buffer := GuardedBuffer(8192)])
         assert loaded.length == 5000 * result.stored
         if loaded.length:
-            assert buffer.buffer.view[:5000] == value_of("after", 1, 5000)
+            assert buffer.buffer.view[:5000] == _value("after", 5000)
+
+
+@functools.lru_cache(maxsize=256)
+def _value(name: str, length: int) -> bytes:
+    return value_of(name, 1, length)
 
 
 def memory_stores(media: list[bytearray], rules: Rules) -> Opened:
