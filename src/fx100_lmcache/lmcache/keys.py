@@ -101,16 +101,13 @@ class KeyTranslator:
         """
         known: tuple[Ident, int] | None = self._known.get(meta_number, _MISSING)
         if known is _MISSING:
-            known = self._known[meta_number] = self._recognised(meta_number)
+            known = None
+            with self._defects.caught("keys_refused_malformed", "entries that no key can name"):
+                known = self._known[meta_number] = self._recognise(meta_number)
         if known is None:
             return None
         ident, hash_bytes = known
         return ObjectKey(digest[SCOPE_BYTES : SCOPE_BYTES + hash_bytes], *ident)
-
-    def _recognised(self, meta_number: int) -> tuple[Ident, int] | None:
-        with self._defects.caught("keys_refused_malformed", "entries that no key can name"):
-            return self._recognise(meta_number)  # what is on the media may say anything
-        return None
 
     def _recognise(self, meta_number: int) -> tuple[Ident, int] | None:
         scope = self._meta_of(meta_number).scope

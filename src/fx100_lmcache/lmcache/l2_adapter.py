@@ -251,7 +251,6 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self, keys: list[ObjectKey], descs: dict[int, MemoryLayoutDesc] | None
     ) -> Bitmap:
         bitmap = self._bitmap(len(keys))
-        digests: list[bytes] = []
         hits: Sequence[bool] = ()
         with self._defects.caught("lookup_errors", f"a lookup of {len(keys)} keys failed"):
             if not self._closed:
@@ -259,7 +258,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 hits = self._store.lookup(digests, pin=True, accept=accepts(descs)).tolist()
                 bitmap.batched_set([place for place, hit in enumerate(hits) if hit])
             return bitmap
-        self._unpin([d for d, hit in zip(digests, hits, strict=False) if hit])
+        self.submit_unlock([key for key, hit in zip(keys, hits, strict=False) if hit])
         return self._bitmap(len(keys))
 
     def _bitmap(self, size: int) -> Bitmap:
@@ -273,12 +272,10 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
         """Give one pin back for each key."""
-        self._unpin(self._keys.digests(listed(keys)))
-
-    def _unpin(self, digests: list[bytes]) -> None:
+        names = listed(keys)
         for _ in range(2):  # LMCache does not try again; and they end, see `deadlines.pin_ttl`
-            with self._defects.caught("unlock_errors", f"an unlock of {len(digests)} keys failed"):
-                self._store.unpin(digests)
+            with self._defects.caught("unlock_errors", f"an unlock of {len(names)} keys failed"):
+                self._store.unpin(self._keys.digests(names))
                 return
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
