@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import bisect
+import itertools
+from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
@@ -90,7 +92,7 @@ def _overlapping(locations: U64) -> I64:
 
 def resolve(locations: U64, contested: list[int]) -> list[int]:
     """Return the losers: newest first, the first claim on a block wins."""
-    taken: dict[int, list[tuple[int, int]]] = {}
+    taken: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     losers = []
     for index in reversed(contested):
         runs = []
@@ -98,18 +100,21 @@ def resolve(locations: U64, contested: list[int]) -> list[int]:
             if packed:
                 member, block, blocks = unpack_location(packed)
                 runs.append((member, block, block + blocks))
-        claimed: list[tuple[int, int, int]] = []
-        for member, first, end in runs:
-            if _is_taken(taken.setdefault(member, []), first, end):
-                break
-            bisect.insort(taken[member], (first, end))
-            claimed.append((member, first, end))
+        runs.sort()
+        if _cross(runs) or any(_is_taken(taken[m], first, end) for m, first, end in runs):
+            losers.append(index)
         else:
-            continue
-        for member, first, end in claimed:
-            taken[member].remove((first, end))
-        losers.append(index)
+            for member, first, end in runs:
+                bisect.insort(taken[member], (first, end))
     return losers
+
+
+def _cross(runs: list[tuple[int, int, int]]) -> bool:
+    """Whether runs, in order, overlap each other."""
+    return any(
+        one == other and end > first
+        for (one, _, end), (other, first, _) in itertools.pairwise(runs)
+    )
 
 
 def _is_taken(runs: list[tuple[int, int]], first: int, end: int) -> bool:

@@ -274,6 +274,9 @@ def _part(found: TableRows, place: InodePlace, geometry: Geometry, judge: Judge)
             )
         ]
         _keep(columns, codes == GOOD)
+        widest = int(columns.counts.max(initial=0))  # not that of what was refused: all pay for it
+        columns.locations = columns.locations[:, :widest]
+        columns.checksums = columns.checksums[:, :widest]
         used = np.unique(columns.meta_ids)  # what nothing refers to might not be readable
         columns.meta_ids = np.searchsorted(used, columns.meta_ids)
         part.metas = [part.metas[number] for number in used.tolist()]

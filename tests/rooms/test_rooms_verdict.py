@@ -208,6 +208,14 @@ def test_without_a_claim_the_epoch_is_bounded_all_the_same() -> None:
     assert recovered(draft(epoch=2**63), epoch=None).dropped == {Reason.ORDER: 1}
 
 
+def test_many_pieces_of_what_was_dropped_make_no_room_for_themselves() -> None:
+    """Else one forged inode would cost a place for as many pieces in every entry."""
+    many = draft(pieces=[(0, 0, 1, 1)] * 16, length=16 * UNIT + 1)
+    found = recovered(HONEST, many)
+    assert found.dropped == {Reason.LENGTH: 1}
+    assert found.locations.shape == (1, 1)
+
+
 def test_metadata_of_what_was_dropped_does_not_stay() -> None:
     """It might not be readable, and later every entry's would be asked for."""
     other = ChunkMeta(Scope("mp", "other", 1), Layout("x"))

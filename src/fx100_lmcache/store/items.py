@@ -17,6 +17,8 @@ class PutItem:
 
     Attributes
     ----------
+    digest : bytes
+        Made by the scope in ``meta``: under another the object is not found after a restart.
     meta : bytes
         A packed :class:`~fx100_lmcache.identity.ChunkMeta`.
     buffer : IoBuffer
