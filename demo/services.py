@@ -227,6 +227,6 @@ def remove_shared_memory(inodes: set[int]) -> None:
     queues of vLLM and the KV cache that vLLM on a CPU shares with `lmcache server`.
     """
     for path in SHARED_MEMORY.iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_ino in inodes:
+        with contextlib.suppress(OSError):  # it is gone, or somebody else's
+            if path.lstat().st_ino in inodes:
                 path.unlink()

@@ -1,12 +1,21 @@
 """Notices of failed loads, between the ranks of one engine."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from inprocess_rig import descriptors
+from inprocess_rig import descriptors, key, keys, metadata, plugin_on, put, write_config
 
-from fx100_lmcache.lmcache.inprocess_notices import LIMIT_BYTES, NOTICE_BYTES, Notices
+from fx100_lmcache.lmcache import inprocess_registry
+from fx100_lmcache.lmcache.inprocess_notices import (
+    LIMIT_BYTES,
+    NAMES,
+    NOTICE_BYTES,
+    Notices,
+    open_notices,
+)
 
 OTHER_PROCESS = """
 import os, signal, sys
@@ -110,10 +119,122 @@ def test_a_file_that_is_unlinked_meanwhile_is_made_again(path, monkeypatch):
     assert descriptors() == before
 
 
-def test_links_are_not_followed(path, tmp_path):
-    victim = tmp_path / "victim"
-    victim.write_text("content")
+# ----- what others have left
+
+
+VICTIM = "what somebody else wrote"
+OPEN = Path("/proc/self/fd")
+
+
+def symbolic_link(path, victim):
     path.symlink_to(victim)
-    with pytest.raises(OSError, match="symbolic links"):
+
+
+def dangling_link(path, victim):
+    path.symlink_to(victim.with_name("nothing"))
+
+
+def hard_link(path, victim):
+    path.hardlink_to(victim)
+
+
+def pipe(path, _):
+    os.mkfifo(path)
+
+
+def directory(path, _):
+    path.mkdir()
+
+
+def file_that_all_may_write(path, _):
+    path.touch()
+    path.chmod(0o666)
+
+
+def file_of_somebody_else(path, _):
+    if os.geteuid():
+        pytest.skip("needs root, to give a file away")
+    path.touch(0o600)
+    os.chown(path, 12345, 12345)
+
+
+LEAVINGS = [
+    symbolic_link,
+    dangling_link,
+    hard_link,
+    pipe,
+    directory,
+    file_that_all_may_write,
+    file_of_somebody_else,
+]
+
+
+@pytest.fixture
+def victim(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text(VICTIM)
+    victim.chmod(0o600)
+    return victim
+
+
+@pytest.mark.parametrize("leave", LEAVINGS)
+def test_what_is_not_ours_alone_is_neither_read_nor_written(path, victim, leave):
+    leave(path, victim)
+    before = set(OPEN.iterdir())
+    with pytest.raises(OSError, match=str(path)):
         Notices(path)
-    assert victim.read_text() == "content"
+    assert set(OPEN.iterdir()) == before
+    assert victim.read_text() == VICTIM
+    assert not victim.with_name("nothing").exists()
+
+
+@pytest.mark.parametrize("leave", LEAVINGS)
+def test_all_ranks_take_the_next_name_and_say_so_once(tmp_path, victim, leave, caplog):
+    leave(tmp_path / "n", victim)
+    leave(tmp_path / "n.1", victim)
+    ranks = [open_notices(tmp_path, "n") for _ in range(2)]
+    assert [len(caplog.records), caplog.text.count("n.2")] == [2, 2], "one line for each process"
+    ranks[0].tell(["a"])
+    assert ranks[1].names(["a"])
+    for rank in ranks:
+        rank.close()
+    assert victim.read_text() == VICTIM
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["n", "n.1", "victim"]
+
+
+def test_a_plugin_opens_whatever_others_have_left(tmp_path, victim, monkeypatch, caplog):
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    monkeypatch.setattr(inprocess_registry, "FOLDER", folder)
+    path, told = write_config(tmp_path / "v", shards=2), metadata(world_size=2)
+    with plugin_on(path, told) as plugin:
+        [name] = [found.name for found in folder.iterdir()]
+    (folder / name).symlink_to(victim)
+    with plugin_on(path, told) as plugin:
+        notices = plugin._opened.notices
+        assert notices is not None
+        notices.tell(["a"])
+        assert notices.names(["a"])
+    for number in range(1, NAMES):
+        (folder / f"{name}.{number}").symlink_to(victim)
+    caplog.clear()
+    with plugin_on(path, told) as plugin:
+        assert plugin._opened.notices is None
+        put(plugin, keys(1, like=told))
+        assert plugin.contains(key(0, like=told))
+    assert caplog.text.count("ranks cannot tell each other of failed loads") == 1
+    assert victim.read_text() == VICTIM
+
+
+def test_a_notice_for_which_there_is_no_room_spoils_no_other(path, monkeypatch):
+    one, other = Notices(path), Notices(path)
+    one.tell(["a"])
+    with monkeypatch.context() as patch:
+        write = os.write
+        patch.setattr(os, "write", lambda fd, data: write(fd, data[:5]))
+        with pytest.raises(OSError, match="no memory for a notice"):
+            one.tell(["b"])
+    one.tell(["c"])
+    assert other.names(["c"])
+    one.close()
+    other.close()

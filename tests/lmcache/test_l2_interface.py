@@ -21,11 +21,18 @@ from l2_tools import (
     payload,
     write_config,
 )
+from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.internal_api import L1MemoryDesc
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.distributed.l2_adapters.plugin_l2_adapter import PluginL2AdapterConfig
+from prometheus_client import REGISTRY
 
+from fx100_lmcache.config import IdentityConfig
+from fx100_lmcache.counters import ADAPTER, STORE
 from fx100_lmcache.errors import ClaimError, FX100Error
+from fx100_lmcache.identity import ChunkMeta, Layout, Scope
+from fx100_lmcache.lmcache.counts import Counts
+from fx100_lmcache.lmcache.keys import KeyTranslator
 from fx100_lmcache.lmcache.l2_adapter import FX100L2Adapter
 from fx100_lmcache.lmcache.versions import Supported
 from fx100_lmcache.testing.harness import Rig
@@ -366,3 +373,51 @@ def test_an_untested_lmcache_is_named_with_what_to_do(
     adapter_on(Rig.fresh(2, 512 * 1024))
     assert "outside the supported range 0.3.*" in caplog.text
     assert "pip install 'lmcache==0.3.9'" in caplog.text
+
+
+def test_counters_are_all_there_from_zero(client: Client) -> None:
+    status = client.adapter.report_status()
+    assert status["counts"] == dict.fromkeys(STORE, 0)
+    assert status["adapter_counts"] == dict.fromkeys(ADAPTER, 0)
+
+
+def test_entries_that_no_key_can_name_are_passed_over() -> None:
+    said = [
+        Scope("mp", MODEL, 1, namespace="r1"),
+        Scope("mp", "model@home", 1),
+        Scope("mp", MODEL, 1, group=0, salt="a/b", namespace="r1"),
+        Scope("mp", MODEL, 1, namespace="r1", tags=(("hash_bytes", "many"),)),
+        Scope("mp", MODEL, 1, namespace="r1", tags=(("hash_bytes", "99"),)),
+        Scope("mp", MODEL, 1, namespace="r1", tags=(("hash_bytes", "-1"),)),
+        Scope("mp", MODEL, 1, namespace="another"),
+        Scope("in-process", MODEL, 1, namespace="r1"),
+    ]
+
+    def meta_of(number: int) -> ChunkMeta:
+        if number == len(said):
+            raise ValueError("a record that cannot be read")
+        return ChunkMeta(said[number], Layout("KV_2LTD"))
+
+    identity = IdentityConfig(namespaces={MODEL: "r1"})
+    translator = KeyTranslator(identity, meta_of, Counts(ADAPTER))
+    found = [translator.key_of(scope.digest(b"x" * 32), n) for n, scope in enumerate(said)]
+    assert found == [ObjectKey(b"x" * 32, MODEL, 1), *[None] * (len(said) - 1)]
+    assert translator.key_of(bytes(48), len(said)) is None
+
+
+def test_two_volumes_in_one_server_are_told_apart(tmp_path: Path) -> None:
+    def shown(client: Client, name: str, **more: str) -> float | None:
+        volume = client.adapter.report_status()["volume"]
+        labels = {"role": "mp", "model_name": "", "worker_id": "", "volume": volume, "shard": ""}
+        client.adapter._metrics.update()
+        return REGISTRY.get_sample_value(name, {**labels, **more})
+
+    with opened(write_config(tmp_path / "a")) as a, opened(write_config(tmp_path / "b")) as b:
+        put(a, 40)
+        assert (shown(a, "fx100_entries"), shown(b, "fx100_entries")) == (40, 0)
+        stored = "fx100_put_objects_total"
+        assert shown(a, stored, outcome="stored") == 40
+        assert shown(b, stored, outcome="stored") == 0
+        a.adapter.close()
+        assert shown(a, "fx100_healthy") == 0
+        assert shown(b, "fx100_healthy") == 1

@@ -128,16 +128,21 @@ class EventThread:
         idle_at = time.monotonic()
         try:
             while not self._ended:
-                batch = self._take()
-                for kind, run in groupby(batch, type):
-                    self._guarded(self._handle, kind, list(run))
-                if self._more and (not batch or time.monotonic() > idle_at):
+                busy = self._take_and_handle()
+                if self._more and (not busy or time.monotonic() > idle_at):
                     self._more = bool(self._guarded(self._idle))
                     idle_at = time.monotonic() + IDLE_AT_LEAST_EVERY_S
         finally:
             for delayed in self._delayed:
                 self._queue.put(delayed)
             self._drain()
+
+    def _take_and_handle(self) -> bool:
+        """Handle what is there; False if nothing was. Keeps no event, nor what hangs on it."""
+        batch = self._take()
+        for kind, run in groupby(batch, type):
+            self._guarded(self._handle, kind, list(run))
+        return bool(batch)
 
     def _take(self) -> list[Any]:
         """Take what is there; nothing when it is time for idle work."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +28,7 @@ from fx100_lmcache.lmcache.counts import Counts
 from fx100_lmcache.lmcache.defects import Defects
 from fx100_lmcache.lmcache.events import EventThread, Handler
 from fx100_lmcache.lmcache.inprocess_puts import PutQueue
+from fx100_lmcache.lmcache.tasks import in_parts
 from fx100_lmcache.store import LoadItem, LoadResult, Store
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,8 @@ class _Batch:
         self._lock = threading.Lock()
         self._objects: list[MemoryObj | None] = [None] * count
         self._places: list[int] = []
+        self._parts: list[list[int]] = []
+        self._out: set[int] = set()
         self._done = False
         self._left = False
 
@@ -76,31 +80,37 @@ class _Batch:
         self._objects[place] = obj
         self._places.append(place)
 
-    def finish(self, results: list[LoadResult]) -> None:
-        """Sort good from bad; called by the store, from any thread."""
+    def begin(self, sizes: Sequence[int]) -> None:
+        """Note how many objects, in the order in which they were added, each part has."""
+        places = iter(self._places)
+        self._parts = [list(islice(places, size)) for size in sizes]
+        self._out = set(range(len(sizes)))
+        if not sizes:
+            self._end()
+
+    def finish(self, part: int, results: Sequence[LoadResult]) -> None:
+        """Sort good from bad in a part that came back; called by the store, from any thread."""
+        with self._lock:
+            if part not in self._out:
+                return
         bad = []
-        for place, result in zip(self._places, results, strict=True):
+        for place, result in zip(self._parts[part], results, strict=True):
             if not result.length:
                 obj, self._objects[place] = self._objects[place], None
                 if not result.in_kernel:
                     bad.append(obj)
         release(bad, self._defects)
-        self._end()
+        with self._lock:
+            self._out.discard(part)
+            over = not self._out
+        if over:
+            self._end()
 
     def fail(self) -> None:
         """Nothing was asked of the store: free everything."""
         objects, self._objects = self._objects, [None] * len(self._objects)
         release(objects, self._defects)
         self._end()
-
-    def keep(self) -> None:
-        """Nobody knows whether the store still writes.
-
-        A read that does holds its object. Without one the object frees itself.
-        """
-        if not self._done:
-            self._objects = [None] * len(self._objects)
-            self._end()
 
     def _end(self) -> None:
         with self._lock:
@@ -195,11 +205,16 @@ class Loads:
         if items is None:
             batch.fail()
             return
-        with caught:
-            deadline_s = max(0.01, until - time.monotonic())
-            self._store.load(items, batch.finish, hold=False, deadline_s=deadline_s)
-            return
-        batch.keep()
+        parts = in_parts(items)
+        batch.begin([len(part) for part in parts])
+        for number, part in enumerate(parts):
+            done, failed = partial(batch.finish, number), True
+            with caught:
+                deadline_s = max(0.01, until - time.monotonic())
+                self._store.load(part, done, hold=False, deadline_s=deadline_s)
+                failed = False
+            if failed:  # before anything of this part was begun
+                done([LoadResult(0)] * len(part))
 
     def _items(
         self, batch: _Batch, digests: Sequence[bytes], allocator: Allocator, until: float

@@ -312,9 +312,10 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
     async def _found(self, lookup_id: str, keys: list[CacheEngineKey]) -> list[MemoryObj | None]:
         if self._closed or not keys:
             return [None] * len(keys)
-        digests = self._keys.digests(keys)
+        digests: list[bytes] = []
         try:
             with self._defects.caught("call_errors", "batched_get_non_blocking failed"):
+                digests = self._keys.digests(keys)
                 return await self._loads.get_async(digests, self.local_cpu_backend)
             return [None] * len(keys)
         finally:

@@ -161,10 +161,15 @@ def plan_load(task: LoadTask, digests: Sequence[bytes], defects: Defects) -> Non
                 raise ValueError("destination cannot be written to")
             items.append(LoadItem(digest, buffer, partial(fits, layout, buffer.length)))
             places.append(place)
+    task.places = places
+    task.parts = in_parts(items)
+
+
+def in_parts(items: Sequence[LoadItem]) -> list[list[LoadItem]]:
+    """Divide what a load asks of the store into calls, of about the same size."""
     parts = -(-len(items) // PART)
     ends = [len(items) * part // max(1, parts) for part in range(parts + 1)]
-    task.places = places
-    task.parts = [items[start:end] for start, end in pairwise(ends)]
+    return [list(items[start:end]) for start, end in pairwise(ends)]
 
 
 def size_objects(task: LoadTask, defects: Defects) -> None:
