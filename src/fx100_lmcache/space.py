@@ -80,6 +80,49 @@ class Space:
         """Inode slots that nobody has."""
         return sum(s.free_slots for s in self._slots.values())
 
+    def free_slots_up(self, down_mask: int) -> int:
+        """Inode slots that nobody has on the members that can be used."""
+        return sum(s.free_slots for (_, m), s in self._slots.items() if not down_mask >> m & 1)
+
+    @property
+    def slots(self) -> int:
+        """Inode slots of the opened shards that are not withheld."""
+        return sum(s.slots for s in self._slots.values())
+
+    @property
+    def all_slots(self) -> int:
+        """Inode slots of the opened shards."""
+        shapes = self._geometry.members
+        return len(self._shards) * sum(shape.slots_per_shard for shape in shapes)
+
+    @property
+    def withheld_blocks(self) -> int:
+        """Blocks that :meth:`withhold` took."""
+        return sum(f.withheld_blocks for f in self._frames.values())
+
+    def note_written(self, extent: Extent) -> None:
+        """Note that an object's blocks were written, before it is freed."""
+        shard = self._geometry.place(extent.row)[1]
+        for member, start, blocks in extent.runs:
+            self._frames[shard, member].note_written(start, blocks)
+
+    def withhold(self, member: int) -> None:
+        """Take all free space of a member that is not known to be written, until released."""
+        for shard in self._shards:
+            self._frames[shard, member].withhold()
+            self._slots[shard, member].withhold()
+
+    def release(self, member: int) -> None:
+        """Give back what is withheld of a member."""
+        for shard in self._shards:
+            self._frames[shard, member].release()
+            self._slots[shard, member].release()
+
+    def withheld_block(self, member: int, wanted: int) -> int | None:
+        """Return a withheld block of a member, if possible the one wanted; None without any."""
+        found = [self._frames[shard, member].withheld_block(wanted) for shard in self._shards]
+        return wanted if wanted in found else next((b for b in found if b is not None), None)
+
     def allocate(self, blocks: int, down_mask: int, max_pieces: int) -> Extent | None:
         """Take space for an object; None if there is none in so few pieces.
 
@@ -129,6 +172,11 @@ class Space:
         """Take one inode slot without any blocks."""
         member, shard, slot = self._geometry.place(row)
         self._slots[shard, member].mark(np.array([slot], np.int64))
+
+    def free_slot(self, row: int) -> None:
+        """Give back what :meth:`hold_slot` took."""
+        member, shard, slot = self._geometry.place(row)
+        self._slots[shard, member].free(slot)
 
     def mark_recovered(
         self, rows: npt.NDArray[np.int64], locations: npt.NDArray[np.uint64]

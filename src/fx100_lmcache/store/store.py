@@ -26,6 +26,7 @@ from fx100_lmcache.store.lookup import describe, lookup, unpin
 from fx100_lmcache.store.ownership import Ownership
 from fx100_lmcache.store.put import Putter
 from fx100_lmcache.store.report import problems_of, status_of
+from fx100_lmcache.store.trials import SpaceTrials
 from fx100_lmcache.volume import Volume
 
 log = logging.getLogger(__name__)
@@ -96,6 +97,7 @@ class Store:
         self.recovery_s = 0.0
         self.torn_inodes = 0
         self._recover()
+        engine.on_look = SpaceTrials(self._core, self._ownership.when_checked).look
         if len(self) > _MANY_ENTRIES:
             return_memory()
 
@@ -315,9 +317,14 @@ class Store:
     @property
     def capacity_bytes(self) -> int:
         """Bytes that entries can take before the store evicts by itself."""
-        blocks = self._core.space.total_blocks
-        reserve = int(blocks * self.options.reserve_fraction)
-        return (blocks - reserve) * self._core.geometry.block_bytes
+        blocks = self._core.stocks().blocks
+        reserve = blocks.reserve(self.options.reserve_fraction)
+        return (blocks.total - reserve) * self._core.geometry.block_bytes
+
+    @property
+    def used_share(self) -> float:
+        """Share in use of what is scarce, blocks or inodes: at 1 the store evicts by itself."""
+        return self._core.stocks().used_share(self.options.reserve_fraction)
 
     def space(self) -> SpaceReport:
         """Count blocks by what they are used for."""

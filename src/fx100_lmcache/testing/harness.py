@@ -9,6 +9,7 @@ from fx100_lmcache.aligned import zero_buffer
 from fx100_lmcache.engine.lane_engine import LaneEngine
 from fx100_lmcache.geometry import Geometry, plan_geometry
 from fx100_lmcache.identity import ChunkMeta, Layout, Scope
+from fx100_lmcache.members.base import Member
 from fx100_lmcache.store import LoadItem, LoadResult, PutItem, PutResult, Store, StoreOptions
 from fx100_lmcache.testing.clock import SimulatedClock
 from fx100_lmcache.testing.inline import InlineLanes, inline_engine
@@ -17,6 +18,11 @@ from fx100_lmcache.volume import assemble, format_volume
 
 SCOPE = Scope("mp", "test/model", 1)
 META = ChunkMeta(SCOPE, Layout("KV_2LTD", (("bfloat16", (2, 4, 8)),))).pack()
+
+
+def _answers(_: int, member: Member) -> Member | None:
+    """Return a member that is there, which one that is gone is not."""
+    return None if isinstance(member, MemoryMember) and member.gone else member
 
 
 def digest_of(name: str) -> bytes:
@@ -94,13 +100,16 @@ class Rig:
     def open(self) -> None:
         """Open the volume on a new engine, as a new process would."""
         volume = assemble(self.members)
-        self.engine, self.lanes, _ = inline_engine(
-            volume.members, clock=self.clock, probe=lambda _, member: member
-        )
+        self.engine, self.lanes, _ = inline_engine(volume.members, clock=self.clock, probe=_answers)
         self.store = Store(
             volume, self.engine, options=self.options, wall_clock=lambda: self.wall_s
         )
         self.store.on_evicted(lambda told: self.evicted.extend(d for d, _, _ in told))
+
+    def look(self) -> None:
+        """Have the engine look at every member, as it does once a second."""
+        for number in range(len(self.members)):
+            self.engine.probe(number)
 
     def reopen(self) -> None:
         """Forget all process state and open again, as after SIGKILL."""
@@ -142,5 +151,6 @@ class Rig:
     def check_space(self) -> None:
         """Assert that every block is accounted for, once."""
         space = self.store.space()
-        assert space.free + space.used + space.quarantined == space.total, space
-        assert min(space.free, space.used, space.quarantined) >= 0, space
+        parts = (space.free, space.used, space.quarantined, space.withheld)
+        assert sum(parts) == space.total, space
+        assert min(parts) >= 0, space
