@@ -45,6 +45,13 @@ class Space:
     ----------
     width : int
         Members that one object is spread over; 0 means all.
+
+    Attributes
+    ----------
+    withheld_blocks : int
+        Blocks that :meth:`withhold` took.
+    slots : int
+        Inode slots that are not withheld.
     """
 
     def __init__(self, geometry: Geometry, shards: Sequence[int], width: int = 0) -> None:
@@ -65,6 +72,7 @@ class Space:
         self._shards = list(shards)
         self._piece_frames = max(1, MAX_PIECE_BYTES // geometry.frame_bytes)
         self.total_blocks = geometry.total_blocks(self._shards)
+        self._count_withheld()
 
     @property
     def free_blocks(self) -> int:
@@ -85,20 +93,10 @@ class Space:
         return sum(s.free_slots for (_, m), s in self._slots.items() if not down_mask >> m & 1)
 
     @property
-    def slots(self) -> int:
-        """Inode slots of the opened shards that are not withheld."""
-        return sum(s.slots for s in self._slots.values())
-
-    @property
     def all_slots(self) -> int:
         """Inode slots of the opened shards."""
         shapes = self._geometry.members
         return len(self._shards) * sum(shape.slots_per_shard for shape in shapes)
-
-    @property
-    def withheld_blocks(self) -> int:
-        """Blocks that :meth:`withhold` took."""
-        return sum(f.withheld_blocks for f in self._frames.values())
 
     def note_written(self, extent: Extent) -> None:
         """Note that an object's blocks were written, before it is freed."""
@@ -111,12 +109,18 @@ class Space:
         for shard in self._shards:
             self._frames[shard, member].withhold()
             self._slots[shard, member].withhold()
+        self._count_withheld()
 
     def release(self, member: int) -> None:
         """Give back what is withheld of a member."""
         for shard in self._shards:
             self._frames[shard, member].release()
             self._slots[shard, member].release()
+        self._count_withheld()
+
+    def _count_withheld(self) -> None:
+        self.withheld_blocks = sum(f.withheld_blocks for f in self._frames.values())
+        self.slots = sum(s.slots for s in self._slots.values())
 
     def withheld_block(self, member: int, wanted: int) -> int | None:
         """Return a withheld block of a member, if possible the one wanted; None without any."""
