@@ -1,6 +1,7 @@
 """Members whose storage below has no room: what was stored stays, and its space is used again."""
 
 import errno
+import itertools
 import random
 
 import pytest
@@ -131,7 +132,7 @@ def test_a_device_that_is_gone_is_down_at_its_first_write_without_space() -> Non
     store = rig()
     put_all(store, ["a", "b"])
     store.members[0].gone = True
-    while "up" == states(store)[0]:
+    while states(store)[0] == "up":
         store.put("c", chunk("c"))
         store.store.remove([digest_of("c")])
         store.look()
@@ -183,7 +184,7 @@ def test_new_space_is_tried_at_a_measured_pace(refusal: int) -> None:
         store.look()
         trials += [second for what, *_ in member.calls if what == "write"]
         store.clock.advance(1.0)
-    gaps = [after - before for before, after in zip(trials, trials[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(trials)]
     assert gaps[:7] == [FIRST_PAUSE_S * 2**n for n in range(6)] + [LONGEST_PAUSE_S]
     assert set(gaps[7:]) == {LONGEST_PAUSE_S}
 
