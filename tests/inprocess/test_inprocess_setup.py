@@ -25,6 +25,7 @@ from inprocess_rig import (
 )
 
 from fx100_lmcache.config import IdentityConfig
+from fx100_lmcache.counters import PLUGIN
 from fx100_lmcache.errors import FX100Error, VolumeError
 from fx100_lmcache.lmcache import inprocess_guard as guard
 from fx100_lmcache.lmcache.counts import Counts
@@ -131,9 +132,10 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from inprocess_rig import key
 from fx100_lmcache.config import IdentityConfig
+from fx100_lmcache.counters import PLUGIN
 from fx100_lmcache.lmcache.counts import Counts
 from fx100_lmcache.lmcache.inprocess_keys import KeyNamer, Surroundings
-namer = KeyNamer(IdentityConfig(), Surroundings("h", "s", 16, (4, 2), "bf16"), Counts())
+namer = KeyNamer(IdentityConfig(), Surroundings("h", "s", 16, (4, 2), "bf16"), Counts(PLUGIN))
 print(namer.digest(key(7, request_configs={"lmcache.tag.b": "x", "lmcache.tag.a": "y"})).hex())
 """
 
@@ -146,7 +148,7 @@ def test_b18_a_fresh_interpreter_names_a_key_alike():
         text=True,
         check=True,
     )
-    namer = KeyNamer(IdentityConfig(), Surroundings("h", "s", 16, (4, 2), "bf16"), Counts())
+    namer = KeyNamer(IdentityConfig(), Surroundings("h", "s", 16, (4, 2), "bf16"), Counts(PLUGIN))
     ours = namer.digest(key(7, request_configs={"lmcache.tag.b": "x", "lmcache.tag.a": "y"}))
     assert other.stdout.splitlines()[-1] == ours.hex()
 

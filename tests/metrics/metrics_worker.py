@@ -17,6 +17,8 @@ metrics = publish(
     mounted.store.status,
     mounted.config.metrics,
     role="worker",
+    volume="of-the-test",
+    shard=worker,
     model_name="model",
     worker_id=worker,
 )

@@ -1,9 +1,22 @@
-"""The tables of docs/metrics.md, and the names in the code, are those of metrics.py."""
+"""The tables of docs/metrics.md, and the names in the code, are those of the tables in the code."""
 
 import re
 from pathlib import Path
 
-from fx100_lmcache.metrics import COUNTERS, EVENTS, GAUGES, LOADS, LOOKUPS, PUTS, USES, _place
+import pytest
+
+from fx100_lmcache.counters import ADAPTER, PLUGIN, STORE, Tally
+from fx100_lmcache.metrics import (
+    COUNTERS,
+    EVENTS,
+    GAUGES,
+    INODE_USES,
+    LOADS,
+    LOOKUPS,
+    PUTS,
+    USES,
+    place_of,
+)
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "fx100_lmcache"
@@ -34,6 +47,7 @@ def test_label_values_are_those_of_the_document() -> None:
         ("### Outcomes of puts", PUTS),
         ("### Events", EVENTS),
         ("### Uses of space", USES),
+        ("### Uses of inodes", INODE_USES),
     ):
         assert table(heading) == {name: (text,) for name, text in values.items()}, heading
 
@@ -44,6 +58,7 @@ def counted() -> set[str]:
     patterns = {
         r'counts\["(\w+)"\]': "",
         r'counts\.add\(\s*"(\w+)"': "",
+        r'\bcaught\(\s*"(\w+)"': "",
         r'self\._count\("(\w+)"\)': "",
         r'self\._miss\("(\w+)"\)': "load_miss_",
         r'reasons\.append\("(\w+)"\)': "load_miss_",
@@ -63,17 +78,31 @@ def counted() -> set[str]:
     return found | {f"put_{name}" for name in re.findall(r'return "(\w+)"', taken)}
 
 
-def test_every_counter_of_the_code_has_its_place() -> None:
+def test_every_counter_of_the_code_is_in_a_table_and_has_its_place() -> None:
     names = counted()
     assert len(names) > 40, "the patterns of this test find nothing any more"
+    assert names - set(STORE) - set(ADAPTER) - set(PLUGIN) == set()
     for name in sorted(names):
-        metric, value = _place(name)
+        metric, value = place_of(name)
         assert value in COUNTERS[metric].values or not COUNTERS[metric].label, name
 
 
 def test_nothing_is_described_that_the_code_does_not_count() -> None:
-    shown = {_place(name) for name in counted()}
+    shown = {place_of(name) for name in counted()}
     assert set(EVENTS) == {value for metric, value in shown if metric == "events"}
     assert set(LOADS) == {value for metric, value in shown if metric == "loads"}
     puts = {value for metric, value in shown if metric == "puts"}
     assert set(PUTS) - puts <= {"dropped_error"}, "the reason of a transfer that failed"
+
+
+def test_a_counter_that_is_in_no_table_does_harm_in_tests_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tally = Tally(STORE)
+    assert dict(tally) == dict.fromkeys(STORE, 0)
+    with pytest.raises(KeyError, match=r"unheard_of.*fx100_lmcache\.counters"):
+        tally["unheard_of"] += 1
+    monkeypatch.setattr(Tally, "strict", False)
+    tally["unheard_of"] += 1
+    tally["evictions"] += 2
+    assert (tally["unheard_of"], tally["evictions"]) == (1, 2)

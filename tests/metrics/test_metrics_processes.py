@@ -19,6 +19,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from fx100_lmcache.cli.adapter import adapter_spec
 from fx100_lmcache.config import load
+from fx100_lmcache.mount import open_volume
 from fx100_lmcache.testing.volumes import file_volume
 
 WORKER = Path(__file__).with_name("metrics_worker.py")
@@ -68,17 +69,19 @@ def fetched(port: int) -> str:
         return str(answer.read().decode())
 
 
-def stored(worker: int) -> dict[str, str]:
+def of(worker: int) -> dict[str, str]:
     return {
         "role": "worker",
         "model_name": "model",
         "worker_id": str(worker),
-        "outcome": "stored",
+        "volume": "of-the-test",
+        "shard": str(worker),
     }
 
 
 def line(worker: int) -> str:
-    labels = f'model_name="model",outcome="stored",role="worker",worker_id="{worker}"'
+    who = f'role="worker",shard="{worker}",volume="of-the-test",worker_id="{worker}"'
+    labels = f'model_name="model",outcome="stored",{who}'
     return f"fx100_put_objects_total{{{labels}}} 1.0"
 
 
@@ -91,16 +94,16 @@ def test_metrics_of_all_workers_are_collected_from_a_directory(
     registry = CollectorRegistry()
     MultiProcessCollector(registry, path=str(directory))
     for number in range(2):
-        assert registry.get_sample_value("fx100_put_objects_total", stored(number)) == 1
-        labels = {"role": "worker", "model_name": "model", "worker_id": str(number)}
+        labels = of(number)
+        stored = {**labels, "outcome": "stored"}
+        assert registry.get_sample_value("fx100_put_objects_total", stored) == 1
         assert registry.get_sample_value("fx100_healthy", labels) == 1
         assert registry.get_sample_value("fx100_evictions_total", labels) is None
         event = {**labels, "event": "checksum_failures"}
         assert registry.get_sample_value("fx100_events_total", event) == 0
     for worker in workers:
         worker.communicate("", timeout=30)
-    labels = {"role": "worker", "model_name": "model", "worker_id": "0"}
-    assert registry.get_sample_value("fx100_healthy", labels) == 0
+    assert registry.get_sample_value("fx100_healthy", of(0)) == 0
 
 
 def test_one_worker_serves_the_metrics_of_all(tmp_path: Path, start: Start) -> None:
@@ -159,9 +162,13 @@ def test_metrics_stand_beside_those_of_lmcache_server(tmp_path: Path) -> None:
     finally:
         server.terminate()
         server.wait(60)
-    labels = 'model_name="",role="mp",worker_id=""'
-    assert f"fx100_healthy{{{labels}}} 1.0" in text, (tmp_path / "log").read_text()
-    stored = 'model_name="",outcome="stored",role="mp",worker_id=""'
+    found = open_volume(load(config), read_only=True)
+    for member in found.members:
+        member.close()
+    uuid = found.label.volume
+    labels = f'role="mp",shard="",volume="{uuid}",worker_id=""'
+    assert f'fx100_healthy{{model_name="",{labels}}} 1.0' in text, (tmp_path / "log").read_text()
+    stored = f'model_name="",outcome="stored",{labels}'
     assert f"fx100_put_objects_total{{{stored}}} 0.0" in text
 
 

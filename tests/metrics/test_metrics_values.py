@@ -1,4 +1,5 @@
 import logging
+import math
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,9 @@ from fx100_lmcache.store import LoadItem, PutItem
 from fx100_lmcache.testing.harness import META, Rig, digest_of, value_of
 from fx100_lmcache.testing.memory import Fault
 
-LABELS = ("worker", "model", "3")
+VOLUME = "5a5e4b5e-0000-4000-8000-00000000000a"
+LABELS = ("worker", "model", "3", VOLUME, "2")
+NAMES = ("role", "model_name", "worker_id", "volume", "shard")
 
 
 class Shown:
@@ -31,7 +34,7 @@ class Shown:
         return {**self.rig.store.status(), **self.extra}
 
     def __call__(self, name: str, **labels: str) -> float | None:
-        common = dict(zip(("role", "model_name", "worker_id"), LABELS, strict=True))
+        common = dict(zip(NAMES, LABELS, strict=True))
         return self.registry.get_sample_value(name, {**common, **labels})
 
     def update(self) -> None:
@@ -187,16 +190,53 @@ def test_a_closed_store_is_not_healthy_and_keeps_its_counts(rig: Rig) -> None:
     assert shown("fx100_healthy") == 0
 
 
-def test_a_second_store_of_the_process_adds_to_the_counters(rig: Rig) -> None:
+def test_a_volume_that_is_opened_again_goes_on_with_its_series(rig: Rig) -> None:
     first, other = Shown(rig), Rig.fresh()
     rig.put("a", value_of("a", 1, 100))
-    first.update()
+    first.publisher.close()
     second = MetricsPublisher(other.store.status, LABELS, registry=first.registry)
     other.put("b", value_of("b", 1, 100))
     second.update()
     assert first("fx100_put_objects_total", outcome="stored") == 2
-    first.publisher.close()
+    assert first("fx100_healthy") == 1
     second.close()
+
+
+def test_volumes_and_shards_of_one_process_are_told_apart(rig: Rig) -> None:
+    first, other = Shown(rig), Rig.fresh()
+    for number in range(40):
+        rig.put(str(number), value_of("x", number, 100))
+    lose(rig)
+    first.update()
+    others = [(*LABELS[:3], "another", "2"), (*LABELS[:4], "3")]
+    made = [MetricsPublisher(other.store.status, o, registry=first.registry) for o in others]
+    assert first("fx100_entries") == len(rig.store) > 10
+    assert first("fx100_healthy") == 0
+    assert first("fx100_member_up", member="memory0") == 0
+    for labels in others:
+        told = dict(zip(NAMES, labels, strict=True))
+        assert first("fx100_entries", **told) == 0
+        assert first("fx100_healthy", **told) == 1
+        assert first("fx100_member_up", **told, member="memory0") == 1
+    for publisher in (*made, first.publisher):
+        publisher.close()
+
+
+def lose(rig: Rig) -> None:
+    rig.members[0].gone = True
+    for number in range(12):
+        rig.put(f"lost {number}", value_of("x", number, 40_000))
+
+
+def test_a_member_under_another_name_is_no_alert_under_the_old_one(shown: Shown, rig: Rig) -> None:
+    lose(rig)
+    shown.update()
+    assert shown("fx100_member_up", member="memory0") == 0
+    rig.members[0].gone = False
+    rig.members[0].name = "memory7"
+    shown.update()
+    assert math.isnan(shown("fx100_member_up", member="memory0") or 0)
+    assert shown("fx100_member_up", member="memory7") is not None
 
 
 def test_values_are_brought_up_to_date_in_the_background(
@@ -227,10 +267,12 @@ def test_a_defect_is_logged_once_and_ends_nothing(
     monkeypatch.setattr(metrics, "UPDATE_S", 0.01)
     shown = Shown(rig)
     status, failures, works = shown.publisher._status, [0], threading.Event()
+    healthy: list[float | None] = []
 
     def failing() -> Mapping[str, Any]:
         if failures[0] < 5:
             failures[0] += 1
+            healthy.append(shown("fx100_healthy"))
             raise RuntimeError("no status")
         works.set()
         return status()
@@ -239,19 +281,32 @@ def test_a_defect_is_logged_once_and_ends_nothing(
         shown.publisher._status = failing
         assert works.wait(30)
     assert [record.message for record in caplog.records] == ["metrics are not up to date"]
+    assert healthy == [1, 0, 0, 0, 0], "what is not known to work is not shown as healthy"
     shown.publisher.close()
 
 
 def test_metrics_can_be_switched_off(rig: Rig) -> None:
-    assert publish(rig.store.status, MetricsConfig(enabled=False), role="mp") is None
+    assert publish(rig.store.status, MetricsConfig(enabled=False), role="mp", volume="v") is None
 
 
-def test_a_directory_that_is_gone_costs_the_metrics_not_the_cache(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("problem", "said"),
+    [
+        (FileNotFoundError(2, "No such file", "/gone/counter_1.db"), "PROMETHEUS_MULTIPROC_DIR"),
+        (ValueError("Duplicated timeseries"), "Duplicated timeseries"),
+        (RuntimeError("can't start new thread"), "can't start new thread"),
+    ],
+)
+def test_metrics_that_cannot_be_had_cost_the_cache_nothing(
+    rig: Rig,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    problem: Exception,
+    said: str,
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise FileNotFoundError(2, "No such file or directory", "/gone/counter_1.db")
+        raise problem
 
     monkeypatch.setattr(metrics, "MetricsPublisher", fail)
-    assert publish(rig.store.status, MetricsConfig(), role="mp") is None
-    assert "PROMETHEUS_MULTIPROC_DIR" in caplog.text
+    assert publish(rig.store.status, MetricsConfig(), role="mp", volume="v") is None
+    assert said in caplog.text

@@ -8,6 +8,7 @@ nothing of before is found, and start-up can say what changed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from fx100_lmcache.config import IdentityConfig
 from fx100_lmcache.errors import TooLargeError
 from fx100_lmcache.identity import DIGEST_BYTES, SCOPE_BYTES, Scope
 from fx100_lmcache.lmcache.counts import Counts
+from fx100_lmcache.lmcache.defects import Defects
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +99,7 @@ class KeyNamer:
         self._identity = identity
         self._surroundings = surroundings.text()
         self._counts = counts
+        self._defects = Defects(counts)
         self._scopes: dict[tuple[Any, ...], Scope | None] = {}
 
     def digest(self, key: CacheEngineKey) -> bytes:
@@ -105,6 +108,17 @@ class KeyNamer:
 
     def digests(self, keys: Iterable[CacheEngineKey]) -> list[bytes]:
         """Name every key, in order; :data:`NO_DIGEST` for those that are never stored."""
+        keys = list(keys)
+        with contextlib.suppress(Exception):
+            return self._digests(keys)
+        return [self._digest_or_none(key) for key in keys]  # one that is none costs others nothing
+
+    def _digest_or_none(self, key: CacheEngineKey) -> bytes:
+        with self._defects.caught("keys_refused_malformed", f"a {type(key).__name__} is no key"):
+            return self._digests([key])[0]
+        return NO_DIGEST
+
+    def _digests(self, keys: Sequence[CacheEngineKey]) -> list[bytes]:
         digests: list[bytes] = []
         for kind, same_kind in groupby(keys, type):
             for ident, run in groupby(same_kind, _getter(kind)):

@@ -9,7 +9,8 @@ fails, and a failed load is told.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from lmcache.utils import CacheEngineKey, LayerCacheEngineKey
 
@@ -49,6 +50,19 @@ class Promises:
         return digest in self._counts
 
 
+@contextmanager
+def unpinned_on_error(store: Store, digests: Sequence[bytes], pinned: int) -> Iterator[None]:
+    """Give the pins on the first of some digests back if what follows fails.
+
+    LMCache is then told that nothing is there, and unpins nothing.
+    """
+    try:
+        yield
+    except BaseException:
+        store.unpin(digests[:pinned])
+        raise
+
+
 class LayeredChunks:
     """Chunks as LMCache means them in layerwise mode. Thread-safe.
 
@@ -83,25 +97,34 @@ class LayeredChunks:
             return True
         there = bool(self._store.lookup(digests).all())
         if there and pin:
-            self._store.lookup(digests[:1], pin=True)
-            self._promises.make(digests[0])
+            with unpinned_on_error(self._store, digests, self._pinned(digests[:1])):
+                self._promises.make(digests[0])
         return there
+
+    def _pinned(self, digests: Sequence[bytes]) -> int:
+        """Pin up to the first that is not there; return how many."""
+        return int(self._store.lookup(digests, pin=True, prefix=True).sum())
 
     def promise(self, keys: Sequence[CacheEngineKey], pin: bool) -> int:
         """Return how many layers there are: all, which are then pinned, or none."""
         digests = self._keys.digests(keys)
-        hits = int(self._store.lookup(digests, pin=pin, prefix=True).sum())
-        if hits == len(digests):
-            if pin:
-                self._promises.make(digests[0])
-            return hits
-        if pin:  # LMCache forgets those
-            self._store.unpin(digests[:hits])
-        return 0
+        if not pin:
+            hits = self._store.lookup(digests, prefix=True)
+            return len(digests) if hits.all() else 0
+        pinned = self._pinned(digests)
+        if pinned < len(digests):  # LMCache forgets those
+            self._store.unpin(digests[:pinned])
+            return 0
+        with unpinned_on_error(self._store, digests, pinned):
+            self._promises.make(digests[0])
+        return pinned
 
     def unpin(self, key: CacheEngineKey) -> bool:
         """Give back one pin, and with the first layer's the promise."""
         digest = self._keys.digest(key)
-        if self.means_chunk(key):
-            self._promises.end(digest)
-        return bool(self._store.unpin([digest]))
+        try:
+            if self.means_chunk(key):
+                self._promises.end(digest)
+        finally:
+            given = self._store.unpin([digest])
+        return bool(given)

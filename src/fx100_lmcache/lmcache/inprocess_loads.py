@@ -23,7 +23,8 @@ from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.identity import Layout
 from fx100_lmcache.lmcache.buffers import fits, io_buffer
 from fx100_lmcache.lmcache.counts import Counts
-from fx100_lmcache.lmcache.events import EventThread
+from fx100_lmcache.lmcache.defects import Defects
+from fx100_lmcache.lmcache.events import EventThread, Handler
 from fx100_lmcache.lmcache.inprocess_puts import PutQueue
 from fx100_lmcache.store import LoadItem, LoadResult, Store
 
@@ -56,8 +57,9 @@ class _Kind:
 class _Batch:
     """Objects that are being filled. Whoever asked takes them, or leaves them to be freed."""
 
-    def __init__(self, count: int, notify: Callable[[], None]) -> None:
+    def __init__(self, count: int, notify: Callable[[], None], defects: Defects) -> None:
         self._notify = notify
+        self._defects = defects
         self._lock = threading.Lock()
         self._objects: list[MemoryObj | None] = [None] * count
         self._places: list[int] = []
@@ -71,40 +73,47 @@ class _Batch:
 
     def finish(self, results: list[LoadResult]) -> None:
         """Sort good from bad; called by the store, from any thread."""
+        bad = []
         for place, result in zip(self._places, results, strict=True):
-            obj = self._objects[place]
-            if not result.length and obj is not None:
-                self._objects[place] = None
+            if not result.length:
+                obj, self._objects[place] = self._objects[place], None
                 if not result.in_kernel:
-                    obj.ref_count_down()
+                    bad.append(obj)
+        release(bad, self._defects)
         self._end()
 
     def fail(self) -> None:
         """Nothing was asked of the store: free everything."""
-        release(self._objects)
-        self._objects = [None] * len(self._objects)
+        objects, self._objects = self._objects, [None] * len(self._objects)
+        release(objects, self._defects)
         self._end()
 
     def keep(self) -> None:
-        """Nobody knows whether the store still writes: a job that does holds the object."""
-        self._objects = [None] * len(self._objects)
-        self._end()
+        """Nobody knows whether the store still writes.
+
+        A read that does holds its object. Without one the object frees itself.
+        """
+        if not self._done:
+            self._objects = [None] * len(self._objects)
+            self._end()
 
     def _end(self) -> None:
         with self._lock:
             self._done = True
             left = self._left
         if left:
-            release(self._objects)
+            release(self.take(), self._defects)
         self._notify()
 
     def take(self) -> list[MemoryObj | None]:
-        """Take the objects, or leave them if they are not there yet."""
+        """Take the objects, once, or leave them if they are not there yet."""
+        nothing: list[MemoryObj | None] = [None] * len(self._objects)
         with self._lock:
-            if self._done:
-                return self._objects
-            self._left = True
-        return [None] * len(self._objects)
+            if not self._done:
+                self._left = True
+                return nothing
+            objects, self._objects = self._objects, nothing
+        return objects
 
 
 class Loads:
@@ -121,19 +130,26 @@ class Loads:
     def __init__(self, store: Store, counts: Counts, load_s: float, puts: PutQueue) -> None:
         self._store = store
         self._counts = counts
+        self._defects = Defects(counts)
         self._load_s = load_s
         self._puts = puts
         self._kinds: dict[int, _Kind | None] = {}
         self._short = BurstLog(log, "chunks were not loaded")
+        start = Handler(each=lambda start: start())
         self._events = EventThread(
-            {partial: self._start_all}, lambda: False, counts, name="fx100-loads"
+            {partial: start}, lambda: False, self._defects, name="fx100-loads"
         )
         self._events.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs that starts loads of the event loop."""
+        return self._events.alive
 
     def get(self, digests: Sequence[bytes], allocator: Allocator) -> list[MemoryObj | None]:
         """Load objects and wait; None for each that is not there or failed."""
         done = threading.Event()
-        batch = _Batch(len(digests), done.set)
+        batch = _Batch(len(digests), done.set, self._defects)
         self._start(batch, digests, allocator, time.monotonic() + self._load_s)
         if not done.wait(self._load_s + GRACE_S):
             self._counts.add("loads_abandoned")
@@ -150,9 +166,9 @@ class Loads:
             try:
                 loop.call_soon_threadsafe(ready.set)
             except RuntimeError:  # the loop was closed: nobody will take them
-                release(batch.take())
+                release(batch.take(), self._defects)
 
-        batch = _Batch(len(digests), notify)
+        batch = _Batch(len(digests), notify, self._defects)
         until = time.monotonic() + self._load_s
         self._events.post(partial(self._start, batch, digests, allocator, until))
         try:
@@ -160,31 +176,25 @@ class Loads:
         except TimeoutError:
             self._counts.add("loads_abandoned")
         except asyncio.CancelledError:
-            release(batch.take())
+            release(batch.take(), self._defects)
             raise
         return batch.take()
-
-    def _start_all(self, starts: list[Callable[[], None]]) -> None:
-        for start in starts:
-            start()
 
     def _start(
         self, batch: _Batch, digests: Sequence[bytes], allocator: Allocator, until: float
     ) -> None:
-        try:
+        caught = self._defects.caught("load_errors", f"a load of {len(digests)} chunks failed")
+        items = None
+        with caught:
             items = self._items(batch, digests, allocator, until)
-        except Exception:
-            self._counts.add("load_errors")
-            log.exception("load of %d chunks failed", len(digests))
+        if items is None:
             batch.fail()
             return
-        try:
+        with caught:
             deadline_s = max(0.01, until - time.monotonic())
             self._store.load(items, batch.finish, hold=False, deadline_s=deadline_s)
-        except Exception:
-            self._counts.add("load_errors")
-            log.exception("load of %d chunks failed; their memory is lost", len(digests))
-            batch.keep()
+            return
+        batch.keep()
 
     def _items(
         self, batch: _Batch, digests: Sequence[bytes], allocator: Allocator, until: float
@@ -209,8 +219,11 @@ class Loads:
                 obj.ref_count_down()
                 continue
             batch.add(place, obj)
-            accept = partial(fits, kind.layout, length)
-            items.append(LoadItem(digest, io_buffer(obj), accept, obj.ref_count_down))
+            accept, let_go = (
+                partial(fits, kind.layout, length),
+                partial(release, [obj], self._defects),
+            )
+            items.append(LoadItem(digest, io_buffer(obj), accept, let_go))
         return items
 
     def _allocate(self, allocator: Allocator, kind: _Kind, until: float) -> MemoryObj | None:
@@ -244,8 +257,9 @@ def _kind_of(layout: Layout) -> _Kind:
     return _Kind(layout, shapes, dtypes, MemoryFormat[layout.format])
 
 
-def release(objects: Iterable[MemoryObj | None]) -> None:
+def release(objects: Iterable[MemoryObj | None], defects: Defects) -> None:
     """Give back one reference of each object."""
     for obj in objects:
         if obj is not None:
-            obj.ref_count_down()
+            with defects.caught("load_errors", "LMCache did not take an object back"):
+                obj.ref_count_down()

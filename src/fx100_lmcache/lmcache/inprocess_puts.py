@@ -19,12 +19,16 @@ from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.identity import Scope
 from fx100_lmcache.lmcache.buffers import io_buffer, layout_of, packed_meta
 from fx100_lmcache.lmcache.counts import Counts
-from fx100_lmcache.lmcache.events import EventThread
+from fx100_lmcache.lmcache.defects import Defects
+from fx100_lmcache.lmcache.events import EventThread, Handler
 from fx100_lmcache.store import PutItem, PutResult, Store
 
 log = logging.getLogger(__name__)
 
 Told = Callable[[CacheEngineKey], None]
+
+AFTER_S = 1.0
+"""So long after its deadline a put whose call failed is surely over."""
 
 MAX_REMEMBERED = 131_072
 """Chunks seen once, under second-touch admission: about 1,100 sessions of 29,800 tokens."""
@@ -91,6 +95,7 @@ class PutQueue:
     ) -> None:
         self._store = store
         self._counts = counts
+        self._defects = Defects(counts)
         self._limit_bytes = limit_bytes
         self._second_touch = second_touch
         self._lock = threading.Condition()
@@ -99,21 +104,27 @@ class PutQueue:
         self._released = 0
         self._closed = False
         self._dropped = BurstLog(log, "chunks were not stored")
-        self._events = EventThread(
-            {Offer: self._begin, _Done: self._finish}, lambda: False, counts, name="fx100-puts"
-        )
+        handlers = {Offer: Handler(each=self._begin), _Done: Handler(each=self._finish)}
+        self._events = EventThread(handlers, lambda: False, self._defects, name="fx100-puts")
         self._events.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs that writes what is queued."""
+        return self._events.alive
 
     def offer(self, offers: Sequence[Offer]) -> None:
         """Take objects over, as far as the bound allows; each taken gets a reference."""
         for offer in offers:
-            reason = self._take(offer)
-            if reason is not None:
-                self._counts.add(f"put_{reason}")
-                if reason == "queue_full":
-                    self._dropped.note(
-                        f"the queue holds {self._limit_bytes} bytes of host memory already"
-                    )
+            with self._defects.caught("put_refused", "a chunk cannot be stored"):
+                reason = self._take(offer)
+                if reason is not None:
+                    self._not_taken(reason)
+
+    def _not_taken(self, reason: str) -> None:
+        self._counts.add(f"put_{reason}")
+        if reason == "queue_full":
+            self._dropped.note(f"the queue holds {self._limit_bytes} bytes of host memory already")
 
     def _take(self, offer: Offer) -> str | None:
         """Keep an object, or say why not."""
@@ -161,48 +172,40 @@ class PutQueue:
             )
             return self._released != since
 
-    def _begin(self, offers: list[Offer]) -> None:
-        for offer in offers:
-            self._begin_one(offer)
-
-    def _begin_one(self, offer: Offer) -> None:
+    def _begin(self, offer: Offer) -> None:
         """Put one object; one at a time, so that each is let go when it is written."""
 
         def done(results: list[PutResult]) -> None:
             self._events.post(_Done(offer, results[0]))
 
-        try:
+        item = None
+        with self._defects.caught("put_refused", "a chunk cannot be stored"):
             meta = packed_meta(offer.scope, layout_of(offer.obj))
             item = PutItem(offer.digest, meta, io_buffer(offer.obj))
-        except Exception:
-            self._counts.add("put_refused")
-            log.exception("a chunk cannot be stored")
+        if item is None:
             self._release(offer)
             return
-        try:
+        with self._defects.caught("put_errors", "a chunk was not stored"):
             self._store.put([item], done)
-        except Exception:
-            # not released: it may be on its way, and its bytes are hashed only as they are written
-            self._counts.add("put_errors")
-            log.exception("a chunk was not stored; its memory is lost")
+            return
+        # it may be on its way, and its bytes are hashed only as they are written: the memory must
+        # not be used again before the store publishes it no more
+        failed = _Done(offer, PutResult(False, reason="internal error"))
+        self._events.post(failed, delay_s=self._store.options.store_s + AFTER_S)
 
-    def _finish(self, events: list[_Done]) -> None:
-        for event in events:
-            offer, result = event.offer, event.result
-            if not self._release(offer):
-                continue
-            if not result.stored:
-                self._counts.add("put_failed")
-                self._dropped.note(result.reason)
-            elif offer.tell is not None:
-                self._tell(offer.tell, offer.key)
+    def _finish(self, event: _Done) -> None:
+        offer, result = event.offer, event.result
+        if not self._release(offer):
+            return
+        if not result.stored:
+            self._counts.add("put_failed")
+            self._dropped.note(result.reason)
+        elif offer.tell is not None:
+            self._tell(offer.tell, offer.key)
 
     def _tell(self, tell: Told, key: CacheEngineKey) -> None:
-        try:
+        with self._defects.caught("callback_errors", "an on_complete_callback failed"):
             tell(key)
-        except Exception:
-            self._counts.add("callback_errors")
-            log.exception("on_complete_callback failed")
 
     def _release(self, offer: Offer) -> bool:
         """Give an object back, once."""
@@ -210,7 +213,8 @@ class PutQueue:
             if self._held.get(offer.digest) is not offer:
                 return False
             del self._held[offer.digest]
-        offer.obj.ref_count_down()
+        with self._defects.caught("put_errors", "LMCache did not take an object back"):
+            offer.obj.ref_count_down()
         with self._lock:
             self._held_bytes -= offer.size
             self._released += 1
@@ -229,5 +233,5 @@ class PutQueue:
         with self._lock:
             left = list(self._held.values())
         for offer in left:
-            self._counts.add("put_abandoned")
             self._release(offer)
+        self._counts.add("put_abandoned", len(left))

@@ -11,15 +11,17 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fx100_lmcache.config import Config
+from fx100_lmcache.counters import PLUGIN, defects_in
 from fx100_lmcache.lmcache.counts import Counts
 from fx100_lmcache.lmcache.inprocess_layers import Promises
 from fx100_lmcache.lmcache.inprocess_loads import Loads
-from fx100_lmcache.lmcache.inprocess_notices import FOLDER, Notices
+from fx100_lmcache.lmcache.inprocess_notices import FOLDER, Notices, open_notices
 from fx100_lmcache.lmcache.inprocess_puts import PutQueue, SecondTouch
 from fx100_lmcache.metrics import MetricsPublisher, publish
 from fx100_lmcache.mount import Mounted, mount
@@ -41,6 +43,8 @@ class OpenStore:
 
     Attributes
     ----------
+    shard : int
+        The one that is open.
     limit_bytes : int
         Host memory that queued puts may hold.
     users : WeakSet
@@ -54,12 +58,14 @@ class OpenStore:
     """
 
     mounted: Mounted
+    shard: int
     limit_bytes: int
-    counts: Counts = field(default_factory=Counts)
+    counts: Counts = field(default_factory=lambda: Counts(PLUGIN))
     users: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     promises: Promises = field(default_factory=Promises)
     metrics: MetricsPublisher | None = None
     notices: Notices | None = None
+    closed: bool = False
     puts: PutQueue = field(init=False)
     loads: Loads = field(init=False)
 
@@ -68,14 +74,24 @@ class OpenStore:
         second_touch = SecondTouch() if config.inprocess.admission == "second_touch" else None
         limit_bytes = min(self.limit_bytes, config.io.max_write_bytes)
         self.puts = PutQueue(store, self.counts, limit_bytes, second_touch)
-        self.loads = Loads(store, self.counts, config.deadlines.load_s, self.puts)
+        try:
+            self.loads = Loads(store, self.counts, config.deadlines.load_s, self.puts)
+        except BaseException:
+            self.puts.close(FAREWELL_S)
+            raise
 
     def status(self) -> dict[str, Any]:
         """Say how the store and its threads are, as plain values."""
+        status, counts = self.mounted.store.status(), self.counts.snapshot()
+        problems = [*status["problems"], *defects_in(counts)]
+        if not self.closed and not (self.puts.alive and self.loads.alive):
+            problems.append("a thread of the plugin has died: restart vLLM")
         return {
-            **self.mounted.store.status(),
+            **status,
+            "healthy": not problems,
+            "problems": problems,
             "put_queue_bytes": self.puts.held_bytes,
-            "plugin_counts": self.counts.snapshot(),
+            "plugin_counts": counts,
         }
 
     def publish(self, model_name: str, worker_id: str) -> None:
@@ -85,23 +101,30 @@ class OpenStore:
                 self.status,
                 self.mounted.config.metrics,
                 role="worker",
+                volume=str(self.mounted.volume.label.volume),
+                shard=str(self.shard),
                 model_name=model_name,
                 worker_id=worker_id,
             )
 
     def close(self) -> None:
         """Write what is queued, as far as the time goes, and close the store."""
+        self.closed = True
+        with ExitStack() as steps:  # each is taken whatever the others do; the last one first
+            if self.metrics is not None:
+                steps.callback(self.metrics.close)
+            if self.notices is not None:
+                steps.callback(self.notices.close)
+            steps.callback(self.loads.close, FAREWELL_S)
+            steps.callback(self.puts.close, FAREWELL_S)
+            steps.callback(self._close_store)
+
+    def _close_store(self) -> None:
         close_s = self.mounted.config.deadlines.close_s
         self.puts.drain(max(0.0, min(MAX_DRAIN_S, CLOSE_S - close_s)))
         left = self.mounted.close()
         if left:
             log.error("closed with %d transfers still in the kernel", left)
-        self.puts.close(FAREWELL_S)
-        self.loads.close(FAREWELL_S)
-        if self.notices is not None:
-            self.notices.close()
-        if self.metrics is not None:
-            self.metrics.close()
 
 
 _lock = threading.Lock()
@@ -138,28 +161,24 @@ def attach(
     with _lock:
         opened = _open.get(key)
         if opened is None:
-            opened = OpenStore(mount(config, shards=[shard]), limit_bytes)
-            if first_shard is not None:
-                opened.notices = _notices(opened.mounted, first_shard)
-            _open[key] = opened
+            opened = _open[key] = _opened(config, shard, limit_bytes, first_shard)
         elif opened.mounted.config != config:
             log.warning("%s was changed; that takes effect after a restart", path)
         opened.users.add(user)
         return opened
 
 
-def _notices(mounted: Mounted, first_shard: int) -> Notices | None:
-    path = FOLDER / f"fx100-{mounted.volume.label.volume.hex}-{first_shard}.failed-loads"
+def _opened(config: Config, shard: int, limit_bytes: int, first_shard: int | None) -> OpenStore:
+    mounted = mount(config, shards=[shard])
     try:
-        return Notices(path)
-    except OSError as problem:
-        log.warning(
-            "ranks cannot tell each other of failed loads, and may keep what was computed after "
-            "one on another rank: %s; make %s writable",
-            problem,
-            FOLDER,
-        )
-        return None
+        opened = OpenStore(mounted, shard, limit_bytes)
+    except BaseException:
+        mounted.close()
+        raise
+    if first_shard is not None:
+        name = f"fx100-{mounted.volume.label.volume.hex}-{first_shard}.failed-loads"
+        opened.notices = open_notices(FOLDER, name)
+    return opened
 
 
 def detach(user: Any, opened: OpenStore) -> None:

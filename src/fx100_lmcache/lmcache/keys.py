@@ -7,6 +7,7 @@ logged.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import struct
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from fx100_lmcache.config import IdentityConfig
 from fx100_lmcache.errors import TooLargeError
 from fx100_lmcache.identity import DIGEST_BYTES, HASH_BYTES, SCOPE_BYTES, ChunkMeta, Scope
 from fx100_lmcache.lmcache.counts import Counts
+from fx100_lmcache.lmcache.defects import Defects
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +56,23 @@ class KeyTranslator:
         self._identity = identity
         self._meta_of = meta_of
         self._counts = counts
+        self._defects = Defects(counts)
         self._scopes: dict[tuple[Ident, int], Scope | None] = {}
         self._known: dict[int, tuple[Ident, int] | None] = {}
         self._warned: set[str] = set()
 
     def digests(self, keys: Sequence[ObjectKey]) -> list[bytes]:
         """Name every key, in order; :data:`NO_DIGEST` for those that are never stored."""
+        with contextlib.suppress(Exception):
+            return self._digests(keys)
+        return [self._digest_or_none(key) for key in keys]  # one that is none costs others nothing
+
+    def _digest_or_none(self, key: ObjectKey) -> bytes:
+        with self._defects.caught("keys_refused_malformed", f"a {type(key).__name__} is no key"):
+            return self._digests([key])[0]
+        return NO_DIGEST
+
+    def _digests(self, keys: Sequence[ObjectKey]) -> list[bytes]:
         digests: list[bytes] = []
         for ident, run in groupby(keys, _ident_of):
             hashes = [key.chunk_hash for key in run]
@@ -88,7 +101,9 @@ class KeyTranslator:
         """
         known: tuple[Ident, int] | None = self._known.get(meta_number, _MISSING)
         if known is _MISSING:
-            known = self._known[meta_number] = self._recognise(meta_number)
+            known = None
+            with self._defects.caught("keys_refused_malformed", "entries that no key can name"):
+                known = self._known[meta_number] = self._recognise(meta_number)
         if known is None:
             return None
         ident, hash_bytes = known
@@ -97,8 +112,11 @@ class KeyTranslator:
     def _recognise(self, meta_number: int) -> tuple[Ident, int] | None:
         scope = self._meta_of(meta_number).scope
         ident = (scope.model, scope.rank, scope.group, scope.salt)
+        ObjectKey(b"", *ident)  # raises for what no key can say
         hash_bytes = int(dict(scope.tags).get(_HASH_BYTES_TAG, HASH_BYTES))
-        if scope.kind != "mp" or self._scope(ident, hash_bytes) != scope:
+        if scope.kind != "mp" or not 0 <= hash_bytes <= HASH_BYTES:
+            return None
+        if self._scope(ident, hash_bytes) != scope:
             return None
         return ident, hash_bytes
 

@@ -10,8 +10,28 @@ from fx100_lmcache.store import Store
 STEP_ROWS = 512
 """Entries copied out at once, under the store's lock."""
 
+CURSOR_DIGITS = 18
+"""No row has a number of more digits."""
+
 SCAN_ROWS = 16_384
 """Entries that one call looks at; a page of a rare model may be short and yet not the last."""
+
+
+def check_page(page_size: object, cursor: object) -> None:
+    """Check what a caller asks for.
+
+    Raises
+    ------
+    ValueError
+        If ``page_size`` is not positive or ``cursor`` is none of ours.
+    """
+    if not isinstance(page_size, int) or page_size <= 0:
+        raise ValueError(f"page_size must be a positive number, not {page_size!r}")
+    if cursor is None:
+        return
+    number = isinstance(cursor, str) and cursor.isascii() and cursor.isdigit()
+    if not number or len(str(cursor)) > CURSOR_DIGITS:
+        raise ValueError(f"not a cursor of this adapter: {cursor!r}")
 
 
 def list_keys(
@@ -19,17 +39,9 @@ def list_keys(
 ) -> KeyListPage:
     """List keys from the cursor on, which is the number of a row.
 
-    An entry that stays is listed exactly once, whatever happens to others meanwhile.
-
-    Raises
-    ------
-    ValueError
-        If ``page_size`` is not positive or ``cursor`` is none of ours.
+    An entry that stays is listed exactly once, whatever happens to others meanwhile. What is asked
+    for must have passed `check_page`.
     """
-    if page_size <= 0:
-        raise ValueError(f"page_size must be positive, not {page_size}")
-    if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
-        raise ValueError(f"not a cursor of this adapter: {cursor!r}")
     row = int(cursor or 0)
     page: list[KeyEntry] = []
     for _ in range(SCAN_ROWS // STEP_ROWS):

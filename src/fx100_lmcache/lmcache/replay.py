@@ -8,13 +8,14 @@ whatever happens to it later is told later. So no listener keeps a key that is g
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 
 from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.internal_api import L2AdapterListener
 
-from fx100_lmcache.lmcache.counts import Counts
+from fx100_lmcache.lmcache.defects import Defects
 from fx100_lmcache.lmcache.keys import KeyTranslator
 from fx100_lmcache.store import Store
 
@@ -27,41 +28,44 @@ MAX_RECENT = 65_536
 
 
 class Replays:
-    """Listeners that have not heard of everything yet."""
+    """Listeners that have not heard of everything yet. Thread-safe."""
 
-    def __init__(self, store: Store, keys: KeyTranslator, counts: Counts) -> None:
+    def __init__(self, store: Store, keys: KeyTranslator, defects: Defects) -> None:
         self._store = store
         self._keys = keys
-        self._counts = counts
+        self._defects = defects
+        self._lock = threading.Lock()  # listeners register while the event thread is at work
         self._open: deque[_Replay] = deque()
 
     def add(self, listener: L2AdapterListener) -> bool:
         """Begin to tell a listener what is in the store now; False if there is nothing."""
         if not len(self._store):
             return False
-        self._open.append(_Replay(listener, self._store.oldest_first(BATCH)))
+        with self._lock:
+            self._open.append(_Replay(listener, self._store.oldest_first(BATCH)))
         return True
 
     def note_used(self, keys: Sequence[ObjectKey]) -> None:
         """Remember what was stored or read meanwhile: it is newer than all that is replayed."""
-        for replay in self._open:
+        with self._lock:
+            replays = list(self._open)
+        for replay in replays:
             replay.note_used(keys)
 
     def step(self) -> bool:
         """Tell one batch to one listener; True if there is more. On the event thread only."""
-        if not self._open:
-            return False
-        replay = self._open[0]
-        try:
+        with self._lock:
+            if not self._open:
+                return False
+            replay = self._open[0]
+        ended = True
+        with self._defects.caught("event_errors", "a listener hears no more of what was there"):
             ended = replay.tell_batch(self._keys)
-        except Exception:
-            self._counts.add("listener_errors")
-            log.exception("a listener of LMCache failed; it hears no more of what was there")
-            ended = True
-        self._open.rotate(-1)
-        if ended:
-            self._open.remove(replay)
-        return bool(self._open)
+        with self._lock:
+            self._open.rotate(-1)
+            if ended:
+                self._open.remove(replay)
+            return bool(self._open)
 
     @property
     def pending(self) -> int:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import threading
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from lmcache.v1.platform import create_event_notifier
+
+from fx100_lmcache.lmcache.defects import Defects
 
 T = TypeVar("T")
 
 MAX_WAITING = 65_536
 """Results that nobody asked for; LMCache forgets the lookups of an aborted request."""
 
+_TRIES = 3
+
 
 class Results(Generic[T]):
-    """Finished tasks of one kind. Thread-safe."""
+    """Finished tasks of one kind. Thread-safe; only the constructor raises."""
 
-    def __init__(self) -> None:
+    def __init__(self, defects: Defects) -> None:
+        self._defects = defects
         self._notifier = create_event_notifier()
         self._lock = threading.Lock()
         self._ready: dict[int, T] = {}
@@ -27,19 +32,27 @@ class Results(Generic[T]):
         return int(self._notifier.fileno())
 
     def publish(self, task: int, result: T) -> None:
-        """Make a result available, then signal. Does nothing after :meth:`close`."""
+        """Make a result available, then signal; after :meth:`close` without a signal."""
         with self._lock:
-            if not self._open:
-                return
             if len(self._ready) >= MAX_WAITING:
                 del self._ready[next(iter(self._ready))]
             self._ready[task] = result
-            self._notifier.notify()
+            if self._open:
+                self._signal()
 
-    def take(self, task: int) -> T | None:
-        """Hand out one result, once."""
+    def _signal(self) -> None:
+        for _ in range(_TRIES):  # the next result's signal would do, but there may be none
+            with self._defects.caught("event_errors", "LMCache could not be told of a result"):
+                self._notifier.notify()
+                return
+
+    def take(self, task: Any) -> T | None:
+        """Hand out one result, once; None if there is none, whatever is asked for."""
         with self._lock:
-            return self._ready.pop(task, None)
+            try:
+                return self._ready.pop(task, None)
+            except TypeError:  # no number
+                return None
 
     def take_all(self) -> dict[int, T]:
         """Hand out everything there is, once."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fx100_lmcache.aligned import BufferPool, zero_buffer
 from fx100_lmcache.catalog import Catalog
+from fx100_lmcache.counters import STORE, Tally
 from fx100_lmcache.engine.base import Engine
 from fx100_lmcache.geometry import Geometry
 from fx100_lmcache.identity import ChunkMeta
@@ -86,7 +86,7 @@ class Core:
         self.catalog = Catalog(geometry.rows)
         self.space = Space(geometry, shards, options.width)
         self.backing = Backing(geometry, engine, self.space, options.store_s)
-        self.counts: Counter[str] = Counter()
+        self.counts = Tally(STORE)
         self._metas: dict[int, ChunkMeta] = {}
         self.inodes = BufferPool(geometry.inode_bytes)
         self.zeros = zero_buffer(geometry.inode_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fx100_lmcache.counters import defects_in
 from fx100_lmcache.store.core import Core
 
 FAILED_PUTS = 10  # after so many failures and no success, the tier does not work
@@ -23,6 +24,7 @@ def problems_of(core: Core, *, claim_lost: bool, unerased: int) -> list[str]:
     with core.lock:
         failed = sum(core.counts[f"put_drop_{reason}"] for reason in _FAILURES)
         stored = core.counts["puts_stored"]
+        found += defects_in(core.counts)
     if failed >= FAILED_PUTS and not stored:
         found.append(f"none of {failed} puts succeeded")
     if core.defects.count:
