@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-_FREE, _FULL, _SHARED = 0, 1, 2
+_FREE, _FULL, _SHARED, _WITHHELD = 0, 1, 2, 3
 
 
 class FrameAllocator:
@@ -35,7 +35,12 @@ class FrameAllocator:
         self._cursor = 0
         self._masks: dict[int, int] = {}  # shared frame -> bit map of its used blocks
         self._by_run: list[set[int]] = [set() for _ in range(frame_blocks + 1)]
+        self._written = np.zeros(
+            len(self._state), np.uint64
+        )  # blocks known to be written, by frame
+        self._withheld: dict[int, int] = {}  # shared frame -> bit map of its withheld blocks
         self.free_blocks = len(blocks)
+        self.withheld_blocks = 0
 
     def allocate(self, blocks: int) -> int | None:
         """Take a contiguous run; return its first block, or None when there is none.
@@ -89,6 +94,52 @@ class FrameAllocator:
             or (self._state[frame] == _SHARED and not self._masks[frame] & mask)
             for frame, mask in self._split(start, blocks)
         )
+
+    def note_written(self, start: int, blocks: int) -> None:
+        """Note that blocks were written: they are not withheld when they are free."""
+        for frame, mask in self._split(start, blocks):
+            self._written[frame] |= np.uint64(mask)
+
+    def withhold(self) -> None:
+        """Take all free blocks that are not known to be written, until :meth:`release`."""
+        state = np.frombuffer(self._state, np.uint8)
+        unwritten = (state == _FREE) & (self._written != self._full_mask)
+        whole = unwritten & (self._written == 0)
+        state[whole] = _WITHHELD
+        taken = int(np.count_nonzero(whole)) * self._frame_blocks
+        for frame in [*np.flatnonzero(unwritten & ~whole).tolist(), *self._masks]:
+            known = self._masks.get(frame, 0) | int(self._written[frame])
+            mask = self._full_mask & ~known
+            if mask:
+                self._mark_used(frame, mask)
+                self._withheld[frame] = self._withheld.get(frame, 0) | mask
+                taken += mask.bit_count()
+        self.free_blocks -= taken
+        self.withheld_blocks += taken
+
+    def release(self) -> None:
+        """Give back what is withheld."""
+        state = np.frombuffer(self._state, np.uint8)
+        state[state == _WITHHELD] = _FREE
+        withheld, self._withheld = self._withheld, {}
+        for frame, mask in withheld.items():
+            self._free_shared(frame, mask)
+        self.free_blocks += self.withheld_blocks
+        self.withheld_blocks = 0
+
+    def withheld_block(self, wanted: int) -> int | None:
+        """Return a withheld block: the one wanted, if it is, else any; None if there is none."""
+        frame, inside = divmod(wanted - self._first, self._frame_blocks)
+        if 0 <= frame < len(self._state) and (
+            self._state[frame] == _WITHHELD or self._withheld.get(frame, 0) >> inside & 1
+        ):
+            return wanted
+        frame = self._state.find(_WITHHELD)
+        if frame >= 0:
+            return self._first + frame * self._frame_blocks
+        for frame, mask in self._withheld.items():
+            return self._first + frame * self._frame_blocks + (mask & -mask).bit_length() - 1
+        return None
 
     def _split(self, start: int, blocks: int) -> list[tuple[int, int]]:
         parts = []
@@ -175,15 +226,18 @@ class SlotAllocator:
     def __init__(self, slots: int) -> None:
         self._used = bytearray(slots)
         self._lowest = 0
+        self._top = 0  # no slot from here on was ever taken
+        self._limit = slots  # none from here on is given out
         self.free_slots = slots
 
     def allocate(self) -> int | None:
         """Take a slot, or return None when the table is full."""
-        slot = self._used.find(0, self._lowest)
+        slot = self._used.find(0, self._lowest, self._limit)
         if slot < 0:
             return None
         self._used[slot] = 1
         self._lowest = slot + 1
+        self._top = max(self._top, slot + 1)
         self.free_slots -= 1
         return slot
 
@@ -192,9 +246,25 @@ class SlotAllocator:
         assert self._used[slot], "freed twice"
         self._used[slot] = 0
         self._lowest = min(self._lowest, slot)
-        self.free_slots += 1
+        self.free_slots += slot < self._limit
 
     def mark(self, slots: npt.NDArray[np.int64]) -> None:
         """Take many slots at once."""
         np.frombuffer(self._used, np.uint8)[slots] = 1
+        self._top = max(self._top, int(slots.max(initial=-1)) + 1)
         self.free_slots -= len(slots)
+
+    @property
+    def slots(self) -> int:
+        """Slots that may be given out, and those that are: all that are not withheld."""
+        return self._limit
+
+    def withhold(self) -> None:
+        """Give out no slot that was never taken, until :meth:`release`."""
+        self._limit = self._top
+        self.free_slots = self._used.count(0, 0, self._limit)
+
+    def release(self) -> None:
+        """Give all slots out again."""
+        self._limit = len(self._used)
+        self.free_slots = self._used.count(0)

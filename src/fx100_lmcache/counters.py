@@ -30,6 +30,7 @@ STORE: Mapping[str, str] = {
     "put_drop_being_erased": "the object that it replaces could not be erased",
     "put_drop_deadline": "not written at `deadlines.store`",
     "put_drop_error": "a write failed",
+    "put_drop_no_space_below": "the storage below had no room, and nothing else could go",
     "put_drop_conflict": "the same name with another layout is being written",
     "put_drop_impossible": "larger than the volume takes",
     "put_drop_cleared": "the shard was cleared meanwhile",

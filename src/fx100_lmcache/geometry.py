@@ -30,6 +30,9 @@ MAX_INODE_BYTES = 32 * 1024  # the next power of two does not fit the inode's ow
 MAX_ROWS = (1 << 31) - 1  # the index of digests numbers inode slots with 31 bits
 MAX_FRAMES = 1 << 32  # each takes a byte of memory, and four while a volume is opened
 MAX_MEMBER_BLOCKS = 1 << 40  # the place of a piece numbers blocks with 40 bits
+OBJECTS_PER_CHUNK = 64
+MOST_BYTES_PER_INODE = 256 * 1024
+INODE_SHARE = 64
 _GOOD_IO_BYTES = 1024 * 1024  # from here on, splitting an object further costs more than it brings
 
 
@@ -208,13 +211,29 @@ def choose_frame_blocks(object_bytes: int, members: int, block_bytes: int = BLOC
     return min(range(min(smallest, MAX_FRAME_BLOCKS), min(blocks, MAX_FRAME_BLOCKS) + 1), key=rank)
 
 
+def default_bytes_per_inode(
+    object_bytes: int, inode_bytes: int = 1024, block_bytes: int = BLOCK_BYTES
+) -> int:
+    """Pick how much data an inode slot is made for, where nobody said.
+
+    Room for 64 objects in the place of one full chunk, since a chunk that is stored layer by layer
+    is as many objects as the model has layers (62 of 131,072 bytes for Qwen3-Coder-480B at TP8).
+    At most 256 KiB, so that a volume of large chunks takes small ones, too; no less than a block,
+    which every object takes; and no more than 1/64 of the volume is for inodes, since all of them
+    are read when it is opened. 8,126,464 bytes give 126,976: 0.8 % of the volume, or 8.3 GiB of
+    inodes in a TiB.
+    """
+    wanted = min(object_bytes // OBJECTS_PER_CHUNK, MOST_BYTES_PER_INODE)
+    return max(wanted, block_bytes, INODE_SHARE * inode_bytes)
+
+
 def plan_geometry(
     sizes_bytes: Sequence[int],
     *,
     object_bytes: int,
     shards: int = 1,
     inode_bytes: int = 1024,
-    bytes_per_inode: int = 256 * 1024,
+    bytes_per_inode: int | None = None,
     io_align_bytes: int = 4096,
     block_bytes: int = BLOCK_BYTES,
     names: Sequence[str] = (),
@@ -227,8 +246,9 @@ def plan_geometry(
         Member sizes, in stripe order; they may differ.
     object_bytes : int
         Size of the typical full chunk.
-    bytes_per_inode : int
-        One inode slot for this much data: smaller means more small objects fit.
+    bytes_per_inode : int or None
+        One inode slot for this much data: smaller means more small objects fit. None: as
+        :func:`default_bytes_per_inode` picks it.
     names : sequence of str
         What the members are called in an error.
 
@@ -244,6 +264,8 @@ def plan_geometry(
     if not 1 <= shards <= MAX_SHARDS:
         raise TooLargeError(f"{shards} shards; a volume has 1 to {MAX_SHARDS}")
     inode_bytes = max(inode_bytes, io_align_bytes)
+    if bytes_per_inode is None:
+        bytes_per_inode = default_bytes_per_inode(object_bytes, inode_bytes, block_bytes)
     frame_blocks = choose_frame_blocks(object_bytes, len(sizes_bytes), block_bytes)
     frame_bytes = frame_blocks * block_bytes
     shapes = []

@@ -94,6 +94,12 @@ USES = {
     "free": "may be written to",
     "used": "hold objects, or are being written or erased",
     "quarantined": "the kernel may still write there after a deadline",
+    "withheld": "were never written, and the storage below has no room for them",
+}
+INODE_USES = {
+    "free": "one more object each",
+    "used": "belong to an object, or to one that is being written or erased",
+    "withheld": "were never written, and the storage below has no room for them",
 }
 
 COUNTERS = {
@@ -114,12 +120,15 @@ GAUGES = {
     "live": Metric("fx100_live_bytes", "Logical bytes of the objects stored."),
     "capacity": Metric("fx100_capacity_bytes", "Bytes before the store evicts by itself."),
     "blocks": Metric("fx100_space_bytes", "Data blocks by what they are used for.", "use", USES),
+    "inodes": Metric("fx100_inodes", "Inodes by what they are used for.", "use", INODE_USES),
+    "share": Metric("fx100_used_share", "Larger of the shares of blocks and of inodes in use."),
     "backlog": Metric("fx100_write_backlog_bytes", "Bytes of puts that the store is writing."),
     "queue": Metric("fx100_put_queue_bytes", "worker: host memory held by chunks to be stored."),
     "jobs": Metric("fx100_jobs_in_flight", "Reads and writes of objects, queued or in the kernel."),
     "recovery": Metric("fx100_recovery_seconds", "Seconds that it took to read the index."),
     "up": Metric("fx100_member_up", "1 if the member is up, 0 if suspect or down.", "member"),
     "stuck": Metric("fx100_member_stuck_io", "Transfers past their deadline.", "member"),
+    "short": Metric("fx100_member_no_space", "1 if the storage below is out of space.", "member"),
     "direct": Metric("fx100_member_direct_io", "1 if direct I/O is in force, else 0.", "member"),
 }
 
@@ -190,6 +199,9 @@ class MetricsPublisher:
             self._show_members(status["members"])
             for use in USES:
                 self._set("blocks", status["blocks"][use] * status["block_bytes"], use)
+            for use in INODE_USES:
+                self._set("inodes", status["inodes"][use], use)
+            self._set("share", status["used_share"])
             self._set("entries", status["entries"])
             self._set("live", status["live_bytes"])
             self._set("capacity", status["capacity_bytes"])
@@ -205,10 +217,11 @@ class MetricsPublisher:
             self._count("errors", name, member["errors"])
             self._set("up", member["state"] == "up", name)
             self._set("stuck", member["stuck"], name)
+            self._set("short", member["no_space_below"], name)
             self._set("direct", member["io_mode"] == "direct", name)
         names = {member["name"] for member in members}
         for name in self._members - names:  # it came back under another name
-            for gauge in ("up", "stuck", "direct"):
+            for gauge in ("up", "stuck", "short", "direct"):
                 self._set(gauge, float("nan"), name)
         self._members = names
 

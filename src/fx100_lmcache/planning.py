@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fx100_lmcache.geometry import BLOCK_BYTES, choose_frame_blocks
+from fx100_lmcache.geometry import BLOCK_BYTES, choose_frame_blocks, default_bytes_per_inode
 
 PORT_BYTES_PER_S = 12.5e9
 """One 100 GbE port."""
@@ -23,7 +23,6 @@ RESERVE = 0.03
 """Share of a volume kept free, see ``space.reserve_fraction``."""
 
 INODE_BYTES = 1024
-BYTES_PER_INODE = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -234,4 +233,4 @@ def stored_chunk_bytes(chunk_bytes: int, members: int = 4) -> int:
     frame = choose_frame_blocks(chunk_bytes, members) * BLOCK_BYTES
     whole, tail = divmod(chunk_bytes, frame)
     data = whole * frame + -(-tail // BLOCK_BYTES) * BLOCK_BYTES
-    return data + math.ceil(data / BYTES_PER_INODE) * INODE_BYTES
+    return data + math.ceil(data / default_bytes_per_inode(chunk_bytes, INODE_BYTES)) * INODE_BYTES

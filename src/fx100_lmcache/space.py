@@ -45,6 +45,13 @@ class Space:
     ----------
     width : int
         Members that one object is spread over; 0 means all.
+
+    Attributes
+    ----------
+    withheld_blocks : int
+        Blocks that :meth:`withhold` took.
+    slots : int
+        Inode slots that are not withheld.
     """
 
     def __init__(self, geometry: Geometry, shards: Sequence[int], width: int = 0) -> None:
@@ -65,6 +72,7 @@ class Space:
         self._shards = list(shards)
         self._piece_frames = geometry.piece_frames
         self.total_blocks = geometry.total_blocks(self._shards)
+        self._count_withheld()
 
     @property
     def free_blocks(self) -> int:
@@ -79,6 +87,45 @@ class Space:
     def free_slots(self) -> int:
         """Inode slots that nobody has."""
         return sum(s.free_slots for s in self._slots.values())
+
+    def free_slots_up(self, down_mask: int) -> int:
+        """Inode slots that nobody has on the members that can be used."""
+        return sum(s.free_slots for (_, m), s in self._slots.items() if not down_mask >> m & 1)
+
+    @property
+    def all_slots(self) -> int:
+        """Inode slots of the opened shards."""
+        shapes = self._geometry.members
+        return len(self._shards) * sum(shape.slots_per_shard for shape in shapes)
+
+    def note_written(self, extent: Extent) -> None:
+        """Note that an object's blocks were written, before it is freed."""
+        shard = self._geometry.place(extent.row)[1]
+        for member, start, blocks in extent.runs:
+            self._frames[shard, member].note_written(start, blocks)
+
+    def withhold(self, member: int) -> None:
+        """Take all free space of a member that is not known to be written, until released."""
+        for shard in self._shards:
+            self._frames[shard, member].withhold()
+            self._slots[shard, member].withhold()
+        self._count_withheld()
+
+    def release(self, member: int) -> None:
+        """Give back what is withheld of a member."""
+        for shard in self._shards:
+            self._frames[shard, member].release()
+            self._slots[shard, member].release()
+        self._count_withheld()
+
+    def _count_withheld(self) -> None:
+        self.withheld_blocks = sum(f.withheld_blocks for f in self._frames.values())
+        self.slots = sum(s.slots for s in self._slots.values())
+
+    def withheld_block(self, member: int, wanted: int) -> int | None:
+        """Return a withheld block of a member, if possible the one wanted; None without any."""
+        found = [self._frames[shard, member].withheld_block(wanted) for shard in self._shards]
+        return wanted if wanted in found else next((b for b in found if b is not None), None)
 
     def allocate(self, blocks: int, down_mask: int, max_pieces: int) -> Extent | None:
         """Take space for an object; None if there is none in so few pieces.
@@ -129,6 +176,11 @@ class Space:
         """Take one inode slot without any blocks."""
         member, shard, slot = self._geometry.place(row)
         self._slots[shard, member].mark(np.array([slot], np.int64))
+
+    def free_slot(self, row: int) -> None:
+        """Give back what :meth:`hold_slot` took."""
+        member, shard, slot = self._geometry.place(row)
+        self._slots[shard, member].free(slot)
 
     def mark_recovered(
         self, rows: npt.NDArray[np.int64], locations: npt.NDArray[np.uint64]

@@ -94,7 +94,7 @@ def test_the_median_of_a_queue() -> None:
 
 
 def test_full_chunks_waste_only_inodes() -> None:
-    assert stored_chunk_bytes(QWEN.chunk_bytes()) == 8_126_464 + 31 * 1024
+    assert stored_chunk_bytes(QWEN.chunk_bytes()) == 8_126_464 + 64 * 1024
     assert stored_chunk_bytes(1) == 32 * 1024 + 1024
 
 

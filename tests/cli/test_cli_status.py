@@ -19,12 +19,12 @@ from fx100_lmcache.testing.harness import META, digest_of
 MEMBER_FIELDS = {
     *("path", "identity", "index", "label", "io_mode", "logical_block_bytes", "size_bytes"),
     "formatted_bytes",
+    "allocated_bytes",
     "paths",
 }
 USAGE_FIELDS = {
     *("entries", "live_bytes", "used_bytes", "free_bytes", "capacity_bytes", "inode_slots"),
-    "torn_inodes",
-    "dropped_inodes",
+    *("torn_inodes", "dropped_inodes", "used_share", "limit"),
 }
 
 

@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 
 from fx100_lmcache.counters import ADAPTER, PLUGIN, STORE, Tally
-from fx100_lmcache.metrics import COUNTERS, EVENTS, GAUGES, LOADS, LOOKUPS, PUTS, USES, place_of
+from fx100_lmcache.metrics import (
+    COUNTERS,
+    EVENTS,
+    GAUGES,
+    INODE_USES,
+    LOADS,
+    LOOKUPS,
+    PUTS,
+    USES,
+    place_of,
+)
 from fx100_lmcache.ondisk.reason import Reason
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +48,7 @@ def test_label_values_are_those_of_the_document() -> None:
         ("### Outcomes of puts", PUTS),
         ("### Events", EVENTS),
         ("### Uses of space", USES),
+        ("### Uses of inodes", INODE_USES),
     ):
         assert table(heading) == {name: (text,) for name, text in values.items()}, heading
 

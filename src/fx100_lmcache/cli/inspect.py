@@ -21,18 +21,25 @@ from fx100_lmcache.claim import holder_text, newest_claim, read_claims, same_hos
 from fx100_lmcache.cli.problems import (
     Problem,
     damaged_label,
+    few_inodes,
     lost_path,
     problem_of,
     shape_warnings,
+    thin_member,
 )
 from fx100_lmcache.config import Config, load
 from fx100_lmcache.config.model import MemberConfig
 from fx100_lmcache.errors import FX100Error, MissingMemberError, RecordError
-from fx100_lmcache.geometry import CLAIM_BYTES, LABEL_BYTES, Geometry
+from fx100_lmcache.geometry import BLOCK_BYTES, CLAIM_BYTES, LABEL_BYTES, Geometry
+from fx100_lmcache.members.allocation import allocation_of
 from fx100_lmcache.members.device import DeviceMember, open_member
 from fx100_lmcache.ondisk.label import Label, unpack_label
 from fx100_lmcache.recovery import Recovered, recover
+from fx100_lmcache.scarcity import Stock, Stocks
 from fx100_lmcache.volume import Volume, assemble, read_at, read_label
+
+INODES_SCARCE = 0.5
+"""Share of the inodes in use from which it matters that they run out first."""
 
 
 @dataclass(slots=True)
@@ -53,6 +60,8 @@ class MemberReport:
         ``direct`` (proven by a read) or ``buffered``; None if it could not be opened.
     formatted_bytes : int or None
         Its size when it was formatted.
+    allocated_bytes : int or None
+        What the storage below really has of it; None where nobody says.
     paths : list of str
         Of a namespace: controller, transport, address and states of each path.
     """
@@ -65,6 +74,7 @@ class MemberReport:
     logical_block_bytes: int | None = None
     size_bytes: int | None = None
     formatted_bytes: int | None = None
+    allocated_bytes: int | None = None
     paths: list[str] = field(default_factory=list)
 
 
@@ -90,7 +100,15 @@ class ShardReport:
 
 @dataclass(slots=True)
 class Usage:
-    """What the inode tables say. Bytes are of whole blocks, but ``live_bytes`` of data."""
+    """What the inode tables say. Bytes are of whole blocks, but ``live_bytes`` of data.
+
+    Attributes
+    ----------
+    used_share : float
+        The larger of the shares of blocks and of inodes in use.
+    limit : str
+        Which of the two that is: ``blocks`` or ``inodes``.
+    """
 
     entries: int
     live_bytes: int
@@ -100,6 +118,8 @@ class Usage:
     inode_slots: int
     torn_inodes: int
     dropped_inodes: dict[str, int]
+    used_share: float
+    limit: str
 
 
 @dataclass(slots=True)
@@ -180,6 +200,8 @@ def _look_at_member(
         return None
     about.io_mode, about.size_bytes = member.io_mode, member.size_bytes
     about.logical_block_bytes = member.logical_block_bytes
+    allocation = allocation_of(member)
+    about.allocated_bytes = allocation.allocated_bytes
     if not os.access(path, os.W_OK):
         report.problems.append(_not_writable(member))
     try:
@@ -190,6 +212,9 @@ def _look_at_member(
         return None
     _note_label(report, about, member, label, damaged)
     wanted_bytes = label.geometry.members[label.index].size_bytes
+    there = allocation.allocated_bytes
+    if allocation.thin and (there is None or there < wanted_bytes):
+        report.warnings.append(thin_member(member, there, wanted_bytes, Path(report.config)))
     report.warnings += shape_warnings(member, wanted_bytes, config.io.direct, Path(report.config))
     return member
 
@@ -247,6 +272,7 @@ def _look_at_volume(report: Report, config: Config, members: list[DeviceMember])
                 claim_epoch=max(shard.epoch for shard in report.shards) or None,
             )
             report.usage = _usage(found, geometry)
+            report.warnings += inode_warnings(report.usage, config)
     except (FX100Error, OSError) as error:
         report.problems.append(problem_of(error, Path(report.config)))
 
@@ -277,6 +303,8 @@ def generations_of(shards: list[ShardReport]) -> dict[int, int]:
 def _usage(found: Recovered, geometry: Geometry) -> Usage:
     capacity = geometry.total_blocks(range(geometry.shards)) * geometry.block_bytes
     used = int(found.blocks.sum()) * geometry.block_bytes
+    blocks = Stock(capacity, capacity - used)
+    stocks = Stocks(blocks, Stock(geometry.rows, geometry.rows - len(found)))
     return Usage(
         entries=len(found),
         live_bytes=int(found.length.sum()),
@@ -286,4 +314,23 @@ def _usage(found: Recovered, geometry: Geometry) -> Usage:
         inode_slots=geometry.rows,
         torn_inodes=found.torn,
         dropped_inodes=found.dropped_by_reason,
+        used_share=round(stocks.used_share(0.0), 4),
+        limit=stocks.limit,
     )
+
+
+def inode_warnings(usage: Usage, config: Config) -> list[Problem]:
+    """Say that inodes run out before the space does, once more than half of them are used."""
+    if usage.limit != "inodes" or usage.used_share < INODES_SCARCE:
+        return []
+    free_share = usage.free_bytes / usage.capacity_bytes
+    return [
+        few_inodes(
+            usage.entries,
+            usage.inode_slots,
+            free_share,
+            usage.live_bytes // usage.entries,
+            config.volume.object_bytes,
+            max(1, usage.used_bytes // usage.entries // BLOCK_BYTES) * BLOCK_BYTES,
+        )
+    ]

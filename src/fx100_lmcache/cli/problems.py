@@ -170,3 +170,45 @@ def shape_warnings(
             f"when the cache may be lost: fx100 format {config}",
             member.name,
         )
+
+
+def thin_member(member: Member, there: int | None, label_size_bytes: int, config: Path) -> Problem:
+    """Describe a member that promises more space than may be there when it is written.
+
+    Parameters
+    ----------
+    there : int or None
+        Bytes that are allocated, where known.
+    label_size_bytes : int
+        Size of the member as its label says.
+    """
+    if there is None:
+        what = f"{member.name}: thinly provisioned"
+    else:
+        what = f"{member.name}: sparse, {there} of its {label_size_bytes} bytes are allocated"
+    return Problem(
+        what,
+        "when the storage below is full, only what was written before can be written again",
+        f"see to it that there is room below; when the cache may be lost: fx100 format --allocate "
+        f"{config}",
+        member.name,
+    )
+
+
+def few_inodes(
+    entries: int, slots: int, free_share: float, mean_bytes: int, object_bytes: int, do_bytes: int
+) -> Problem:
+    """Describe a volume whose objects are smaller than it was laid out for.
+
+    Parameters
+    ----------
+    do_bytes : int
+        What ``volume.bytes_per_inode`` should be.
+    """
+    return Problem(
+        f"inodes are the limit: {entries:,} of {slots:,} used while {free_share:.0%} of the space "
+        "is free",
+        f"objects have {mean_bytes:,} bytes on average, smaller than planned (volume.object is "
+        f"{object_bytes:,}), so the oldest go before the space is used",
+        f"when the cache may be lost, format with volume.bytes_per_inode: {do_bytes}",
+    )

@@ -30,12 +30,14 @@ def status_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
     Exit code 1 if the volume would not open or not work.
 
     [bold]JSON fields[/] (only ever added to): healthy; config; volume (UUID or null);
-    formatted_unix_s; members: path, identity, index, label ("good", "damaged copy",
-    "unreadable"), io_mode ("direct", "buffered", null), logical_block_bytes, size_bytes,
-    formatted_bytes, paths; shards: shard, state ("in use", "free", "left behind", "claimed by
-    another host"), holder, generation, epoch; usage (null unless the volume is whole): entries,
-    live_bytes, used_bytes, free_bytes, capacity_bytes, inode_slots, torn_inodes,
-    dropped_inodes (by reason); problems and warnings: what, why, do, member.
+    formatted_unix_s; members: path, identity, index, label ("good", "damaged copy", "unreadable"),
+    io_mode ("direct", "buffered", null), logical_block_bytes, size_bytes, formatted_bytes,
+    allocated_bytes (null where the storage below does not say), paths; shards: shard, state ("in
+    use", "free", "left behind", "claimed by another host"), holder, generation, epoch; usage (null
+    unless the volume is whole): entries, live_bytes, used_bytes, free_bytes, capacity_bytes,
+    inode_slots, torn_inodes, dropped_inodes (by reason), used_share (the larger of the shares of
+    blocks and inodes in use), limit ("blocks" or "inodes"); problems and warnings: what, why, do,
+    member.
     """
     report = inspect(config)
     if as_json:
@@ -94,8 +96,8 @@ def _shard_table(shards: Iterable[ShardReport]) -> Table:
 def _show_usage(console: Console, usage: Usage) -> None:
     share = usage.used_bytes / usage.capacity_bytes
     console.print(
-        f"entries {usage.entries:,} of at most {usage.inode_slots:,}, "
-        f"{size_text(usage.live_bytes)} of data"
+        f"entries {usage.entries:,} of at most {usage.inode_slots:,} inodes "
+        f"({usage.entries / usage.inode_slots:.1%}), {size_text(usage.live_bytes)} of data"
     )
     console.print(
         f"used {size_text(usage.used_bytes)} ({share:.1%}), free {size_text(usage.free_bytes)}, "

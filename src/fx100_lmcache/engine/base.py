@@ -234,10 +234,14 @@ class Engine(Protocol):
         Transfers so far that needed a buffer of the engine's own.
     defects : Defects
         Counts what failed, or was refused, that is nobody's fault but ours.
+    on_look : callable
+        Told the place of each member that was looked at and is up: every ``probe_interval_s``,
+        and at once after a write found no space. On a thread that may block for a moment.
     """
 
     kind: str
     bounced_transfers: int
+    on_look: Callable[[int], None]
     defects: Defects
 
     @property

@@ -21,7 +21,7 @@ from fx100_lmcache.engine.lane import Lane
 from fx100_lmcache.engine.native import NativeLane, TransferRefusedError
 from fx100_lmcache.engine.slot import EngineOptions, LaneFactory, MemberSlot, ThreadedLanes
 from fx100_lmcache.engine.stripe import Probe, Stripe
-from fx100_lmcache.members.base import Member
+from fx100_lmcache.members.base import NO_SPACE_ERRORS, Member
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +79,8 @@ class LaneEngine:
         self.defects = defects or Defects()
         self._expiry: Expiry[Job | NativeBatch] = Expiry()
         self._closing = threading.Event()
+        self._look_now = [threading.Event() for _ in members]
+        self.on_look: Callable[[int], None] = _nobody_looks
         self._inert = False
         self.bounced_transfers = 0
         self._count_lock = threading.Lock()
@@ -106,6 +108,8 @@ class LaneEngine:
 
     def _stop_threads(self) -> None:
         self._closing.set()
+        for look_now in self._look_now:
+            look_now.set()
         self._expiry.stop()
         if self._watcher.is_alive() and self._watcher is not threading.current_thread():
             self._watcher.join(_JOIN_S)
@@ -300,6 +304,10 @@ class LaneEngine:
             problem = _ours(problem)
         elif self._retry_smaller(slot, transfer, problem):
             return
+        elif transfer.job.write and problem.errno in NO_SPACE_ERRORS:
+            slot.health.note_no_space(problem)
+            slot.troubles.note(str(problem))
+            self._look_now[slot.index].set()
         else:
             transfer.first_failure = slot.health.note_error(problem)
             slot.troubles.note(str(problem))
@@ -451,16 +459,26 @@ class LaneEngine:
         return job.remaining == 0
 
     def _probe_loop(self, index: int) -> None:
-        while not self._closing.wait(self._options.probe_interval_s):
+        look_now = self._look_now[index]
+        while not self._closing.is_set():
+            look_now.wait(self._options.probe_interval_s)
+            look_now.clear()
+            if self._closing.is_set():
+                return
             try:
                 self.probe(index)
             except Exception:
                 log.exception("probe of member %d failed", index)
 
     def probe(self, index: int) -> None:
-        """Look whether a member that is not up works again, perhaps under another name."""
+        """Look whether a member that is not up works again, perhaps under another name.
+
+        Also, at once, whether one is there at all whose write found no space.
+        """
         if self._probe is not None:
             self._stripe.probe(index, self._probe)
+        if self._slots[index].health.usable and not self._closing.is_set():
+            self.on_look(index)
 
     def member(self, index: int) -> Member:
         """Return the member in use at a place of the stripe."""
@@ -498,6 +516,10 @@ class LaneEngine:
         self._lanes.close()
         stripe.close_retired()
         return stripe.stuck()
+
+
+def _nobody_looks(_: int) -> None:
+    """Stand in for who hears of looks."""
 
 
 def _reported(_: Job) -> None:

@@ -11,13 +11,14 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.api import KeyListPage, MemoryLayoutDesc, ObjectKey
 from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2AdapterListener, L2StoreResult
-from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
+from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
 from lmcache.v1.memory_management import MemoryObj
 
 from fx100_lmcache import config as settings
@@ -155,6 +156,18 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 self._total_bytes_used += length
                 salts = self._bytes_by_cache_salt
                 salts[key.cache_salt] = salts.get(key.cache_salt, 0) + length
+
+    def get_usage(self) -> AdapterUsage:
+        """Return the usage that LMCache's evictor goes by.
+
+        The total is the larger of the shares of blocks and of inodes in use, as bytes of the
+        capacity: the evictor has to start when either runs out. What each salt uses is in bytes
+        of objects.
+        """
+        usage = super().get_usage()
+        share = self._store.used_share
+        used_bytes = round(share * usage.total_capacity_bytes)
+        return replace(usage, total_bytes_used=max(usage.total_bytes_used, used_bytes))
 
     def get_store_event_fd(self) -> int:
         """Return the descriptor that says that store tasks are done."""

@@ -12,7 +12,9 @@ from fx100_lmcache.counters import STORE, Tally
 from fx100_lmcache.engine.base import Engine
 from fx100_lmcache.geometry import Geometry
 from fx100_lmcache.identity import ChunkMeta
+from fx100_lmcache.scarcity import Stock, Stocks
 from fx100_lmcache.space import Space
+from fx100_lmcache.store.backing import Backing
 
 GIB = 1024**3
 
@@ -55,12 +57,14 @@ class StoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class SpaceReport:
-    """Data blocks by what they are used for; ``free + used + quarantined == total``, always."""
+    """Data blocks by what they are used for; all kinds together are ``total``, always."""
 
     total: int
     free: int
     used: int
     quarantined: int
+    withheld: int = 0
+    """Never written, while the storage below has no room."""
 
 
 class Core:
@@ -81,6 +85,7 @@ class Core:
         self.lock = threading.RLock()
         self.catalog = Catalog(geometry.rows)
         self.space = Space(geometry, shards, options.width)
+        self.backing = Backing(geometry, engine, self.space, options.store_s)
         self.counts = Tally(STORE)
         self._metas: dict[int, ChunkMeta] = {}
         self.inodes = BufferPool(geometry.inode_bytes)
@@ -128,6 +133,25 @@ class Core:
                 self.space.free_blocks,
                 held - self.quarantined_blocks,
                 self.quarantined_blocks,
+                self.space.withheld_blocks,
+            )
+
+    def closed_mask(self) -> int:
+        """Bit map of the members that cannot be written to at present."""
+        return self.engine.down_mask() | self.backing.closed_mask
+
+    def any_open(self, closed_mask: int) -> bool:
+        """Whether a mask leaves any member."""
+        return closed_mask != (1 << len(self.geometry.members)) - 1
+
+    def stocks(self, closed_mask: int = 0) -> Stocks:
+        """Count blocks and inodes; what is free, only on the members not in the mask."""
+        space = self.space
+        with self.lock:
+            blocks = space.total_blocks - space.withheld_blocks
+            return Stocks(
+                Stock(blocks, space.free_blocks_up(closed_mask)),
+                Stock(space.slots, space.free_slots_up(closed_mask)),
             )
 
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.engine.base import Job, Status, Transfer
+from fx100_lmcache.ondisk.inode import InodePlace, parse_table
 from fx100_lmcache.space import Extent, extent_of
+from fx100_lmcache.store.backing import without_space
 from fx100_lmcache.store.core import Core
 
 log = logging.getLogger(__name__)
@@ -48,8 +50,12 @@ class Eraser:
         core = self._core
         if blocks <= 0:
             return 0
-        now, down = core.engine.now(), core.engine.down_mask()
-        return self._evict(core.catalog.victims(blocks, now, down, at_most))
+        now, closed = core.engine.now(), core.closed_mask()
+        return self._evict(core.catalog.victims(blocks, now, closed, at_most))
+
+    def evict_oldest(self, count: int) -> int:
+        """Drop so many of the least recently used entries, however large they are."""
+        return self.evict(1 << 62, at_most=count) if count > 0 else 0
 
     def evict_frames(self, frames: int) -> int:
         """Empty shared frames, whatever the age of what is in them.
@@ -58,7 +64,7 @@ class Eraser:
         with most room are chosen, so that few entries have to go.
         """
         core = self._core
-        now, down = core.engine.now(), core.engine.down_mask()
+        now, down = core.engine.now(), core.closed_mask()
         rows: set[int] = set()
         for member, blocks in core.space.roomiest(down, 2 * frames):
             there = core.catalog.rows_on(member, blocks)
@@ -112,9 +118,14 @@ class Eraser:
         """Inodes that could not be erased and wait for another attempt."""
         return len(self._failed)
 
+    @property
+    def underway(self) -> int:
+        """Inodes that are being erased, or will be when their last reader is done."""
+        return max(0, len(self._core.dying) - len(self._failed))
+
     def retry_failed(self) -> None:
         """Try again what could not be erased while a member was away. The lock is held."""
-        if self._failed and not self._core.engine.down_mask():
+        if self._failed and not self._core.closed_mask():
             failed, self._failed = self._failed, []
             for victim in failed:
                 self._core.quarantined_blocks -= victim.extent.blocks
@@ -144,6 +155,10 @@ class Eraser:
     def _erased(self, transfer: Transfer, victim: _Victim) -> None:
         core = self._core
         with core.lock:
+            if without_space([transfer]):
+                core.backing.note_failed([transfer])
+                self._look_back(victim)
+                return
             core.erasing_blocks -= victim.extent.blocks
             if transfer.status is Status.OK:
                 self._free(victim)
@@ -155,6 +170,41 @@ class Eraser:
                     self._failed.append(victim)
                 self._failures.note(f"{transfer.error or transfer.status.value}")
         core.space_freed()
+
+    def _look_back(self, victim: _Victim) -> None:
+        """Read an inode that could not be erased for want of space: it may never have been there.
+
+        One that was to be written found no space either, as a rule.
+        """
+        core = self._core
+        member, shard, slot = core.geometry.place(victim.extent.row)
+        place = InodePlace(core.volume, shard, member, slot)
+        buffer = core.inodes.take()
+        transfer = Transfer(
+            member, core.geometry.slot_offset(member, shard, slot), buffer, 0, buffer.length
+        )
+
+        def done(job: Job) -> None:
+            read = job.transfers[0]
+            table = parse_table(buffer.view, place, inode_bytes=buffer.length)
+            there = read.status is not Status.OK or len(table.slots) > 0
+            if not read.in_kernel:
+                core.inodes.give_back(buffer)
+            with core.lock:
+                core.erasing_blocks -= victim.extent.blocks
+                if there:
+                    core.quarantined_blocks += victim.extent.blocks
+                    core.counts["erase_failures"] += 1
+                    self._failed.append(victim)
+                    self._failures.note("no space below")
+                else:
+                    self._free(victim)
+                    if not victim.published:
+                        core.backing.hold_slot(victim.extent.row)
+            core.space_freed()
+
+        deadline = core.engine.now() + core.options.load_s
+        core.engine.submit([Job(False, [transfer], deadline, done)])
 
     def _late(self, transfer: Transfer, victim: _Victim) -> None:
         core = self._core
@@ -168,6 +218,8 @@ class Eraser:
 
     def _free(self, victim: _Victim) -> None:
         core = self._core
+        if victim.published:
+            core.space.note_written(victim.extent)
         core.space.free(victim.extent)
         core.dying.discard(victim.digest)
         if victim.published:

@@ -15,6 +15,7 @@ from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.engine.base import Job, Status, Transfer
 from fx100_lmcache.ondisk.inode import InodePlace, max_pieces, pack_inode, pack_location
 from fx100_lmcache.space import Extent
+from fx100_lmcache.store.backing import without_space
 from fx100_lmcache.store.core import Core
 from fx100_lmcache.store.erase import Eraser
 from fx100_lmcache.store.items import PutItem, PutResult
@@ -145,12 +146,12 @@ class Putter:
             self._wait(put, "being_erased")
             return None
         blocks = core.geometry.blocks_for(put.item.buffer.length)
-        down = core.engine.down_mask()
+        closed = core.closed_mask()
         pieces = self._max_pieces(put.item)
-        extent = core.space.allocate(blocks, down, pieces)
-        while extent is None and put.evictions < 3:
+        extent = core.space.allocate(blocks, closed, pieces)
+        while extent is None and put.evictions < 3 and core.any_open(closed):
             self._make_room(put, blocks)
-            extent = core.space.allocate(blocks, down, pieces)
+            extent = core.space.allocate(blocks, closed, pieces)
             if core.erasing_blocks:
                 break  # wait and see
         if extent is None:
@@ -171,7 +172,12 @@ class Putter:
         core = self._core
         # those who wait count on what is being erased
         claimed = sum(core.geometry.blocks_for(p.item.buffer.length) for p in self._waiting)
-        free = core.space.free_blocks_up(core.engine.down_mask())
+        closed = core.closed_mask()
+        if not core.space.free_slots_up(closed):
+            put.evictions += 1
+            self._eraser.evict_oldest(len(self._waiting) + 1 - self._eraser.underway)
+            return
+        free = core.space.free_blocks_up(closed)
         frame = core.geometry.frame_blocks
         scattered = free + core.erasing_blocks - claimed >= blocks + frame
         put.evictions = max(put.evictions + 1, 2 if scattered else 1)
@@ -182,20 +188,22 @@ class Putter:
 
     def _wait(self, put: _Put, reason: str) -> None:
         """Keep a put until an erase in flight ends; drop it if there is none."""
-        if self._core.erasing_blocks:
+        core = self._core
+        if core.erasing_blocks:
             self._waiting.append(put)
+        elif reason == "full" and core.backing.is_short:
+            self._finish(put, self._drop("no_space_below"))
         else:
             self._finish(put, self._drop(reason))
 
     def _keep_reserve(self) -> None:
         core = self._core
-        total = core.space.total_blocks
-        reserve = int(total * core.options.reserve_fraction)
-        free = core.space.free_blocks_up(core.engine.down_mask())
-        missing = reserve - free - core.erasing_blocks
-        if missing > 0:
-            batch = int(total * core.options.evict_batch_fraction)
-            self._eraser.evict(max(missing, batch), at_most=_EVICTED_AHEAD)
+        kept, batch = core.options.reserve_fraction, core.options.evict_batch_fraction
+        stocks = core.stocks(core.closed_mask())
+        if blocks := stocks.blocks.to_evict(kept, core.erasing_blocks, batch):
+            self._eraser.evict(blocks, at_most=_EVICTED_AHEAD)
+        if inodes := stocks.inodes.to_evict(kept, self._eraser.underway, batch):
+            self._eraser.evict_oldest(min(inodes, _EVICTED_AHEAD))
 
     def _retry_waiting(self) -> None:
         core = self._core
@@ -341,6 +349,9 @@ class Putter:
                 core.quarantined_blocks += extent.blocks
             else:
                 self._give_back(put, extent, wrote_inode)
+            if without_space(job.transfers):
+                core.backing.note_failed(job.transfers)
+                reason = reason or "no_space_below"
             if not reason:
                 timed_out = any(t.status is Status.TIMED_OUT for t in job.transfers)
                 reason = "deadline" if timed_out else "error"

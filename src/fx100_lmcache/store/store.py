@@ -29,6 +29,7 @@ from fx100_lmcache.store.lookup import describe, lookup, unpin
 from fx100_lmcache.store.ownership import Ownership
 from fx100_lmcache.store.put import Putter
 from fx100_lmcache.store.report import problems_of, status_of
+from fx100_lmcache.store.trials import SpaceTrials
 from fx100_lmcache.volume import Volume
 
 log = logging.getLogger(__name__)
@@ -122,6 +123,7 @@ class Store:
         self.torn_inodes = 0
         self.dropped_inodes: dict[str, int] = {}
         self._recover()
+        self._core.engine.on_look = SpaceTrials(self._core, self._ownership.when_checked).look
         if len(self) > _MANY_ENTRIES:
             return_memory()
 
@@ -376,9 +378,14 @@ class Store:
     @property
     def capacity_bytes(self) -> int:
         """Bytes that entries can take before the store evicts by itself."""
-        blocks = self._core.space.total_blocks
-        reserve = int(blocks * self.options.reserve_fraction)
-        return (blocks - reserve) * self._core.geometry.block_bytes
+        blocks = self._core.stocks().blocks
+        reserve = blocks.reserve(self.options.reserve_fraction)
+        return (blocks.total - reserve) * self._core.geometry.block_bytes
+
+    @property
+    def used_share(self) -> float:
+        """Share in use of what is scarce, blocks or inodes: at 1 the store evicts by itself."""
+        return self._core.stocks().used_share(self.options.reserve_fraction)
 
     def space(self) -> SpaceReport:
         """Count blocks by what they are used for."""

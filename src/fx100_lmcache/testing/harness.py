@@ -10,6 +10,7 @@ from fx100_lmcache.engine.defects import Defects
 from fx100_lmcache.engine.lane_engine import LaneEngine
 from fx100_lmcache.geometry import Geometry, plan_geometry
 from fx100_lmcache.identity import ChunkMeta, Layout, Scope
+from fx100_lmcache.members.base import Member
 from fx100_lmcache.store import LoadItem, LoadResult, PutItem, PutResult, Store, StoreOptions
 from fx100_lmcache.testing.clock import SimulatedClock
 from fx100_lmcache.testing.inline import InlineLanes, inline_engine
@@ -18,6 +19,11 @@ from fx100_lmcache.volume import assemble, format_volume
 
 SCOPE = Scope("mp", "test/model", 1)
 META = ChunkMeta(SCOPE, Layout("KV_2LTD", (("bfloat16", (2, 4, 8)),))).pack()
+
+
+def _answers(_: int, member: Member) -> Member | None:
+    """Return a member that is there, which one that is gone is not."""
+    return None if isinstance(member, MemoryMember) and member.gone else member
 
 
 def digest_of(name: str) -> bytes:
@@ -101,13 +107,18 @@ class Rig:
         self.engine, self.lanes, _ = inline_engine(
             volume.members,
             clock=self.clock,
-            probe=lambda _, member: member,
+            probe=_answers,
             defects=self.defects,
         )
         self.store = Store(
             volume, self.engine, options=self.options, wall_clock=lambda: self.wall_s
         )
         self.store.on_evicted(lambda told: self.evicted.extend(d for d, _, _ in told))
+
+    def look(self) -> None:
+        """Have the engine look at every member, as it does once a second."""
+        for number in range(len(self.members)):
+            self.engine.probe(number)
 
     def reopen(self) -> None:
         """Forget all process state and open again, as after SIGKILL."""
@@ -149,5 +160,6 @@ class Rig:
     def check_space(self) -> None:
         """Assert that every block is accounted for, once."""
         space = self.store.space()
-        assert space.free + space.used + space.quarantined == space.total, space
-        assert min(space.free, space.used, space.quarantined) >= 0, space
+        parts = (space.free, space.used, space.quarantined, space.withheld)
+        assert sum(parts) == space.total, space
+        assert min(parts) >= 0, space
