@@ -35,6 +35,7 @@ class FrameAllocator:
         self._cursor = 0
         self._masks: dict[int, int] = {}  # shared frame -> bit map of its used blocks
         self._by_run: list[set[int]] = [set() for _ in range(frame_blocks + 1)]
+        self._free_frames = len(self._state)
         self.free_blocks = len(blocks)
 
     def allocate(self, blocks: int) -> int | None:
@@ -57,6 +58,7 @@ class FrameAllocator:
             if mask == self._full_mask:
                 assert self._state[frame] == _FULL, "freed twice"
                 self._state[frame] = _FREE
+                self._free_frames += 1
             else:
                 self._free_shared(frame, mask)
         self.free_blocks += blocks
@@ -70,6 +72,7 @@ class FrameAllocator:
         while len(frame):  # once for each frame of the longest run
             state[frame] = _FULL
             frame, left = frame[left > 1] + 1, left[left > 1] - 1
+        self._free_frames = self._state.count(_FREE)
         for start, count in zip(starts[~whole].tolist(), blocks[~whole].tolist(), strict=True):
             for frame, mask in self._split(start, count):
                 self._mark_used(frame, mask)
@@ -102,6 +105,8 @@ class FrameAllocator:
         return parts
 
     def _take_frames(self, frames: int) -> int | None:
+        if frames > self._free_frames:
+            return None
         wanted = bytes(frames)
         at = self._state.find(wanted, self._cursor)
         if at < 0:
@@ -109,6 +114,7 @@ class FrameAllocator:
         if at < 0:
             return None
         self._state[at : at + frames] = bytes([_FULL]) * frames
+        self._free_frames -= frames
         self._cursor = at + frames
         return self._first + at * self._frame_blocks
 
@@ -118,9 +124,9 @@ class FrameAllocator:
                 frame = next(iter(self._by_run[run]))
                 break
         else:
-            frame = self._state.find(_FREE)
-            if frame < 0:
+            if not self._free_frames:
                 return None
+            frame = self._state.find(_FREE)
         used = self._masks.get(frame, 0)
         inside = self._find_run(used, blocks)
         self._mark_used(frame, ((1 << blocks) - 1) << inside)
@@ -131,6 +137,7 @@ class FrameAllocator:
         assert self._state[frame] != _FULL
         assert not used & mask, "taken twice"
         self._unlist(frame)
+        self._free_frames -= self._state[frame] == _FREE
         self._state[frame] = _SHARED
         self._list(frame, used | mask)
 
@@ -140,6 +147,7 @@ class FrameAllocator:
         self._unlist(frame)
         if used == mask:
             self._state[frame] = _FREE
+            self._free_frames += 1
         else:
             self._list(frame, used & ~mask)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from fx100_lmcache.engine.base import Job, MemberState, ReadBatch, Status, Transfer
 from fx100_lmcache.engine.batch import NativeBatch
-from fx100_lmcache.engine.expiry import Expiry
+from fx100_lmcache.engine.expiry import Alarm, Expiry
 from fx100_lmcache.engine.lane import Lane
 from fx100_lmcache.engine.native import NativeLane
 from fx100_lmcache.engine.slot import (
@@ -65,7 +65,7 @@ class LaneEngine:
         self._lanes = lanes or ThreadedLanes(options)
         self.kind = self._lanes.kind
         self._probe = probe
-        self._expiry: Expiry[Job | NativeBatch] = Expiry()
+        self._expiry: Expiry[Job | NativeBatch | Alarm] = Expiry()
         self._closing = threading.Event()
         self.bounced_transfers = 0
         self._count_lock = threading.Lock()
@@ -272,8 +272,15 @@ class LaneEngine:
         while (job := self._expiry.pop(self.now())) is not None:
             self._expire(job)
 
-    def _expire(self, job: Job | NativeBatch) -> None:
+    def call_at(self, when: float, call: Callable[[], None]) -> None:
+        """Call something once: at this time, or when the engine closes."""
+        self._expiry.push(when, Alarm(call))
+
+    def _expire(self, job: Job | NativeBatch | Alarm) -> None:
         """Cancel what is queued; leave what the kernel has, to be reported late."""
+        if isinstance(job, Alarm):
+            job.ring()
+            return
         if isinstance(job, NativeBatch):
             job.conclude()  # what is left of it are jobs, which have expired
             return

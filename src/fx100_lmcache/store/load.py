@@ -220,15 +220,13 @@ class Loader:
             core.counts["read_bytes"] += sum(lengths)
             if self._failed_once:
                 self._failed_once.difference_update(rows)
-            for row in core.catalog.stop_reading(rows):
-                self._eraser.erase_hidden(row)
+            self._eraser.read_out(core.catalog.stop_reading(rows))
         numbers = [reading.numbers[place] for place in places]
         self._collect(request, numbers, [LoadResult(length) for length in lengths])
 
     def _let_go(self, row: int) -> None:
         with self._core.lock:
-            for hidden in self._core.catalog.stop_reading([row]):
-                self._eraser.erase_hidden(hidden)
+            self._eraser.read_out(self._core.catalog.stop_reading([row]))
 
     def _outcome(self, job: Job, row: int, length: int, started: float) -> LoadResult:
         """Judge a finished read, and drop an entry that has proven bad."""
@@ -262,10 +260,9 @@ class Loader:
     def _drop(self, row: int) -> None:
         core = self._core
         self._failed_once.discard(row)
-        if core.catalog.is_live(row):  # else another reader was faster
-            entry = core.catalog.entry(row)
-            self._eraser.drop(row)
-            core.on_evicted([(entry.digest, entry.length, entry.meta)])
+        entry = self._eraser.drop(row)
+        if entry is not None:  # else another reader was faster
+            core.tell_evicted([(entry.digest, entry.length, entry.meta)])
 
     def _collect(
         self, request: _Request, numbers: Sequence[int], results: Sequence[LoadResult]

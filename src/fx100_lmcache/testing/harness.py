@@ -143,4 +143,6 @@ class Rig:
         """Assert that every block is accounted for, once."""
         space = self.store.space()
         assert space.free + space.used + space.quarantined == space.total, space
-        assert min(space.free, space.used, space.quarantined) >= 0, space
+        core = self.store._core
+        with core.lock:
+            core.ledger.check(core.space.free_blocks, core.catalog.used_blocks())
