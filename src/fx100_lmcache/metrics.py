@@ -68,7 +68,7 @@ LOADS = {
 PUTS = {
     "stored": "written, and found from now on",
     "present": "was there already; nothing was written",
-    "dropped_backlog": "more than `io.max_write_in_flight` was on its way",
+    "dropped_backlog": "more than `io.max_write_in_flight`, or 16,384 that wait for space",
     "dropped_full": "no space came free in time",
     "dropped_being_erased": "the object that it replaces could not be erased",
     "dropped_deadline": "not written at `deadlines.store`",
@@ -79,6 +79,7 @@ PUTS = {
     "dropped_claim_lost": "another process has taken the shard over",
     "dropped_claim_unread": "no member gave the claim to read, so it may be somebody else's",
     "dropped_closing": "the store is being closed",
+    "dropped_internal": "a defect of ours; see the log",
 }
 EVENTS = {
     "evictions": "objects evicted by ourselves",
@@ -87,6 +88,7 @@ EVENTS = {
     "checksum_failures": "objects that were damaged, and dropped",
     "deadline_misses": "loads and puts that were not done in time",
     "bounced_transfers": "transfers copied through a buffer of our own",
+    "internal_errors": "defects of ours, want of memory or threads; see the log",
     "erase_failures": "inodes that could not be erased; tried again",
     "nvme_reconnects": "NVMe-oF paths that the kernel had given up, connected again",
     "nvme_reconnect_failures": "attempts at that which failed",
@@ -127,8 +129,8 @@ EVENTS = {
 }
 USES = {
     "free": "may be written to",
-    "used": "hold objects, or are being written or erased",
-    "quarantined": "the kernel may still write there after a deadline",
+    "used": "hold objects, or are being written or erased, or read after that",
+    "quarantined": "the kernel may still write there, or the inode is not erased yet",
 }
 
 COUNTERS = {

@@ -181,16 +181,14 @@ class Catalog:
             self._top = max(self._top, int(rows.max()) + 1)
         self.live_bytes += int(length.sum())
 
-    def drop(self, row: int) -> Entry:
+    def drop(self, row: int) -> None:
         """Hide a live entry; its row and blocks stay taken until :meth:`release`."""
         assert self._state[row] == LIVE
-        entry = self.entry(row)
         self._index.delete(row)
         self._order.remove(row)
         self._state[row] = DYING
         self._pins[row] = 0
-        self.live_bytes -= entry.length
-        return entry
+        self.live_bytes -= int(self._length[row])
 
     def drop_all(self) -> list[tuple[int, bytes, int]]:
         """Hide every entry; return row, digest and blocks of each."""

@@ -134,6 +134,17 @@ class Core:
                     transfer.status = Status.ERROR
                 job.on_done(job)
 
+    def reserve(self, blocks: int, max_pieces: int) -> Extent | None:
+        """Take space for a put, on members that are up; None if there is none. The lock is held."""
+        extent = self.space.allocate(blocks, self.engine.down_mask(), max_pieces)
+        if extent is not None:
+            try:
+                self.ledger.reserve(extent.row, extent.blocks)
+            except BaseException:
+                self.space.free(extent)
+                raise
+        return extent
+
     def free(self, extent: Extent) -> None:
         """Give an extent's space back, in the books and in space. The lock is held."""
         self.ledger.free(extent.row)

@@ -56,8 +56,9 @@ class Eraser:
         self.retry_failed()
         if not core.catalog.is_live(row):
             return None
-        entry = core.catalog.drop(row)
+        entry = core.catalog.entry(row)
         self.hidden(row, entry.digest, core.catalog.blocks(row))
+        core.catalog.drop(row)
         self._erase(self._victim(entry))
         return entry
 
@@ -163,6 +164,15 @@ class Eraser:
 
     def _erase(self, victim: _Victim) -> None:
         core = self._core
+        with core.guard("an erase could not be begun") as begun:
+            core.send(self._job(victim))
+        if begun.cause is not None:
+            core.ledger.quarantine(victim.extent.row)
+            self._failed.append(victim)
+            self._note_change(victim.digest)
+
+    def _job(self, victim: _Victim) -> Job:
+        core = self._core
         member, shard, slot = core.geometry.place(victim.extent.row)
         offset = core.geometry.slot_offset(member, shard, slot)
         transfer = Transfer(member, offset, core.zeros, 0, core.geometry.inode_bytes)
@@ -174,7 +184,7 @@ class Eraser:
         def late(transfer: Transfer) -> None:
             self._late(transfer, victim)
 
-        core.send(Job(True, [transfer], deadline, done, late))
+        return Job(True, [transfer], deadline, done, late)
 
     def _erased(self, transfer: Transfer, victim: _Victim) -> None:
         core = self._core

@@ -163,11 +163,9 @@ class Putter:
     def _try_space(self, put: Put) -> Job | None:
         """Take space and make the job that writes there; None if there is no space."""
         core = self._core
-        down = core.engine.down_mask()
-        extent = core.space.allocate(put.blocks, down, self._max_pieces(put.item))
+        extent = core.reserve(put.blocks, self._max_pieces(put.item))
         if extent is None:
             return None
-        core.ledger.reserve(extent.row, extent.blocks)
         put.extent = extent
         put.generation = dict(core.generations)
         self._evictor.keep_reserve()
