@@ -39,6 +39,7 @@ class FrameAllocator:
             len(self._state), np.uint64
         )  # blocks known to be written, by frame
         self._withheld: dict[int, int] = {}  # shared frame -> bit map of its withheld blocks
+        self._free_frames = len(self._state)
         self.free_blocks = len(blocks)
         self.withheld_blocks = 0
 
@@ -62,6 +63,7 @@ class FrameAllocator:
             if mask == self._full_mask:
                 assert self._state[frame] == _FULL, "freed twice"
                 self._state[frame] = _FREE
+                self._free_frames += 1
             else:
                 self._free_shared(frame, mask)
         self.free_blocks += blocks
@@ -75,6 +77,7 @@ class FrameAllocator:
         while len(frame):  # once for each frame of the longest run
             state[frame] = _FULL
             frame, left = frame[left > 1] + 1, left[left > 1] - 1
+        self._free_frames = self._state.count(_FREE)
         for start, count in zip(starts[~whole].tolist(), blocks[~whole].tolist(), strict=True):
             for frame, mask in self._split(start, count):
                 self._mark_used(frame, mask)
@@ -114,6 +117,7 @@ class FrameAllocator:
                 self._mark_used(frame, mask)
                 self._withheld[frame] = self._withheld.get(frame, 0) | mask
                 taken += mask.bit_count()
+        self._free_frames = self._state.count(_FREE)
         self.free_blocks -= taken
         self.withheld_blocks += taken
 
@@ -121,6 +125,7 @@ class FrameAllocator:
         """Give back what is withheld."""
         state = np.frombuffer(self._state, np.uint8)
         state[state == _WITHHELD] = _FREE
+        self._free_frames = self._state.count(_FREE)
         withheld, self._withheld = self._withheld, {}
         for frame, mask in withheld.items():
             self._free_shared(frame, mask)
@@ -153,6 +158,8 @@ class FrameAllocator:
         return parts
 
     def _take_frames(self, frames: int) -> int | None:
+        if frames > self._free_frames:
+            return None
         wanted = bytes(frames)
         at = self._state.find(wanted, self._cursor)
         if at < 0:
@@ -160,6 +167,7 @@ class FrameAllocator:
         if at < 0:
             return None
         self._state[at : at + frames] = bytes([_FULL]) * frames
+        self._free_frames -= frames
         self._cursor = at + frames
         return self._first + at * self._frame_blocks
 
@@ -169,9 +177,9 @@ class FrameAllocator:
                 frame = next(iter(self._by_run[run]))
                 break
         else:
-            frame = self._state.find(_FREE)
-            if frame < 0:
+            if not self._free_frames:
                 return None
+            frame = self._state.find(_FREE)
         used = self._masks.get(frame, 0)
         inside = self._find_run(used, blocks)
         self._mark_used(frame, ((1 << blocks) - 1) << inside)
@@ -182,6 +190,7 @@ class FrameAllocator:
         assert self._state[frame] != _FULL
         assert not used & mask, "taken twice"
         self._unlist(frame)
+        self._free_frames -= self._state[frame] == _FREE
         self._state[frame] = _SHARED
         self._list(frame, used | mask)
 
@@ -191,6 +200,7 @@ class FrameAllocator:
         self._unlist(frame)
         if used == mask:
             self._state[frame] = _FREE
+            self._free_frames += 1
         else:
             self._list(frame, used & ~mask)
 

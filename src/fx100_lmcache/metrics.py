@@ -92,8 +92,8 @@ PUTS = _shown_in("puts")
 EVENTS = _shown_in("events")
 USES = {
     "free": "may be written to",
-    "used": "hold objects, or are being written or erased",
-    "quarantined": "the kernel may still write there after a deadline",
+    "used": "hold objects, or are being written or erased, or read after that",
+    "quarantined": "the kernel may still write there, or the inode is not erased yet",
     "withheld": "were never written, and the storage below has no room for them",
 }
 INODE_USES = {

@@ -17,6 +17,9 @@ from fx100_lmcache.geometry import MAX_MEMBERS, Geometry, stripe
 from fx100_lmcache.ondisk.inode import MAX_BLOCK, unpack_location
 
 _STRETCH = 16_384  # recovered entries marked at once: their arrays stay in the CPU's cache
+_REMEMBERED = 64  # requests that found no room, for each shard
+
+Request = tuple[int, int, int]  # blocks, members not to use, pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +75,31 @@ class Space:
         self._shards = list(shards)
         self._piece_frames = geometry.piece_frames
         self.total_blocks = geometry.total_blocks(self._shards)
+        # sums of what the allocators say, so that nothing below has to ask all of them
+        self._free_in = {s: sum(self._frames[s, m].free_blocks for m in members) for s in shards}
+        self._free_on = [sum(self._frames[s, m].free_blocks for s in shards) for m in members]
+        self._slots_on = [sum(self._slots[s, m].free_slots for s in shards) for m in members]
+        self._hopeless: dict[int, set[Request]] = {shard: set() for shard in shards}
+        self._tenants: dict[tuple[int, int], list[int]] = {}  # rows in each shared frame
         self._count_withheld()
 
     @property
     def free_blocks(self) -> int:
         """Blocks that nobody has."""
-        return sum(f.free_blocks for f in self._frames.values())
+        return sum(self._free_on)
 
     def free_blocks_up(self, down_mask: int) -> int:
         """Blocks that nobody has on the members that can be used."""
-        return sum(f.free_blocks for (_, m), f in self._frames.items() if not down_mask >> m & 1)
+        return sum(free for m, free in enumerate(self._free_on) if not down_mask >> m & 1)
 
     @property
     def free_slots(self) -> int:
         """Inode slots that nobody has."""
-        return sum(s.free_slots for s in self._slots.values())
+        return sum(self._slots_on)
 
     def free_slots_up(self, down_mask: int) -> int:
         """Inode slots that nobody has on the members that can be used."""
-        return sum(s.free_slots for (_, m), s in self._slots.items() if not down_mask >> m & 1)
+        return sum(free for m, free in enumerate(self._slots_on) if not down_mask >> m & 1)
 
     @property
     def all_slots(self) -> int:
@@ -109,13 +118,21 @@ class Space:
         for shard in self._shards:
             self._frames[shard, member].withhold()
             self._slots[shard, member].withhold()
-        self._count_withheld()
+        self._count_again(member)
 
     def release(self, member: int) -> None:
         """Give back what is withheld of a member."""
         for shard in self._shards:
             self._frames[shard, member].release()
             self._slots[shard, member].release()
+            self._hopeless[shard].clear()
+        self._count_again(member)
+
+    def _count_again(self, member: int) -> None:
+        for s in self._shards:
+            self._free_in[s] = sum(self._frames[s, m].free_blocks for m in self._members)
+        self._free_on[member] = sum(self._frames[s, member].free_blocks for s in self._shards)
+        self._slots_on[member] = sum(self._slots[s, member].free_slots for s in self._shards)
         self._count_withheld()
 
     def _count_withheld(self) -> None:
@@ -130,6 +147,9 @@ class Space:
     def allocate(self, blocks: int, down_mask: int, max_pieces: int) -> Extent | None:
         """Take space for an object; None if there is none in so few pieces.
 
+        The shard with most room comes first. One that had none for the same request is not asked
+        again before something in it was freed: a full volume answers at once.
+
         Parameters
         ----------
         down_mask : int
@@ -137,16 +157,39 @@ class Space:
         max_pieces : int
             How many pieces the inode has room for.
         """
-        for shard in sorted(self._shards, key=self._free_in_shard, reverse=True):
-            for members in self._choices(shard, down_mask):
-                runs = self._take_runs(shard, blocks, members) or []
-                if 0 < len(runs) <= max_pieces:
-                    home = runs[0][0]
-                    slot = self._slots[shard, home].allocate()
-                    if slot is not None:
-                        self._turn += 1
-                        return Extent(self._geometry.row(home, shard, slot), tuple(runs))
-                self._give_back(shard, runs)
+        request = (blocks, down_mask, max_pieces)
+        first = max(self._shards, key=self._free_in.__getitem__)
+        extent = self._allocate_in(first, request)
+        if extent is None and len(self._shards) > 1:
+            others = [s for s in self._shards if request not in self._hopeless[s]]
+            for shard in sorted(others, key=self._free_in.__getitem__, reverse=True):
+                extent = self._allocate_in(shard, request)
+                if extent is not None:
+                    break
+        return extent
+
+    def _allocate_in(self, shard: int, request: Request) -> Extent | None:
+        hopeless = self._hopeless[shard]
+        if request in hopeless:
+            return None
+        blocks, down_mask, max_pieces = request
+        for members in self._choices(shard, down_mask):
+            if sum(self._frames[shard, m].free_blocks for m in members) < blocks:
+                continue
+            runs = self._take_runs(shard, blocks, members) or []
+            if 0 < len(runs) <= max_pieces:
+                home = runs[0][0]
+                slot = self._slots[shard, home].allocate()
+                if slot is not None:
+                    self._turn += 1
+                    self._slots_on[home] -= 1
+                    extent = Extent(self._geometry.row(home, shard, slot), tuple(runs))
+                    self._move_in(extent)
+                    return extent
+            self._give_back(shard, runs)
+        if len(hopeless) >= _REMEMBERED:
+            hopeless.clear()
+        hopeless.add(request)
         return None
 
     def could_hold(self, blocks: int, max_pieces: int) -> bool:
@@ -158,7 +201,7 @@ class Space:
 
     def roomiest(self, down_mask: int, limit: int) -> list[tuple[int, range]]:
         """Choose shared frames to empty for the next object: member and blocks of each."""
-        shard = max(self._shards, key=self._free_in_shard)
+        shard = max(self._shards, key=self._free_in.__getitem__)
         members = next(self._choices(shard, down_mask), [])
         found = []
         each = [self._frames[shard, member].roomiest() for member in members]
@@ -166,21 +209,35 @@ class Space:
             found += [(m, f) for m, f in zip(members, frames, strict=True) if f is not None]
         return found
 
+    def tenants(self, member: int, frame: range) -> list[int]:
+        """Rows of the objects that have a part of a shared frame."""
+        return list(self._tenants.get((member, frame.start), ()))
+
     def free(self, extent: Extent) -> None:
         """Give an object's space back."""
         member, shard, slot = self._geometry.place(extent.row)
-        self._give_back(shard, list(extent.runs))
+        self._give_back(shard, extent.runs)
         self._slots[shard, member].free(slot)
+        self._slots_on[member] += 1
+        self._hopeless[shard].clear()
+        for frame in self._shared_frames(extent):
+            rows = self._tenants[frame]
+            rows.remove(extent.row)
+            if not rows:
+                del self._tenants[frame]
 
     def hold_slot(self, row: int) -> None:
         """Take one inode slot without any blocks."""
         member, shard, slot = self._geometry.place(row)
         self._slots[shard, member].mark(np.array([slot], np.int64))
+        self._slots_on[member] -= 1
 
     def free_slot(self, row: int) -> None:
         """Give back what :meth:`hold_slot` took."""
         member, shard, slot = self._geometry.place(row)
         self._slots[shard, member].free(slot)
+        self._slots_on[member] += 1
+        self._hopeless[shard].clear()
 
     def mark_recovered(
         self, rows: npt.NDArray[np.int64], locations: npt.NDArray[np.uint64]
@@ -188,15 +245,18 @@ class Space:
         """Take the space of recovered entries, which do not overlap."""
         for start in range(0, len(locations), _STRETCH):
             part = locations[start : start + _STRETCH]
-            self._mark_pieces(part[part != 0])
+            there = part != 0
+            owners = np.broadcast_to(rows[start : start + _STRETCH, None], part.shape)[there]
+            self._mark_pieces(part[there], owners)
         ordered = np.sort(rows)
         for (shard, index), slots in self._slots.items():
             first = self._geometry.row(index, shard, 0)
             end = first + self._geometry.members[index].slots_per_shard
             low, high = np.searchsorted(ordered, (first, end))
             slots.mark(ordered[low:high] - first)
+            self._slots_on[index] -= int(high - low)
 
-    def _mark_pieces(self, packed: npt.NDArray[np.uint64]) -> None:
+    def _mark_pieces(self, packed: npt.NDArray[np.uint64], owners: npt.NDArray[np.int64]) -> None:
         shards = self._geometry.shards
         sizes = np.array([len(self._geometry.shard_blocks(m, 0)) for m in self._members])
         member = (packed >> np.uint64(56)).astype(np.int64)
@@ -208,9 +268,25 @@ class Space:
             if len(mine):
                 index, shard = divmod(int(group[mine[0]]), shards)
                 self._frames[shard, index].mark(block[mine], blocks[mine])
+                taken = int(blocks[mine].sum())
+                self._free_in[shard] -= taken
+                self._free_on[index] -= taken
+        frame = self._geometry.frame_blocks
+        parts = blocks < frame
+        frames = (block[parts] // frame * frame).tolist()
+        for key, row in zip(
+            zip(member[parts].tolist(), frames, strict=True), owners[parts].tolist(), strict=True
+        ):
+            self._tenants.setdefault(key, []).append(row)
 
-    def _free_in_shard(self, shard: int) -> int:
-        return sum(f.free_blocks for (s, _), f in self._frames.items() if s == shard)
+    def _shared_frames(self, extent: Extent) -> set[tuple[int, int]]:
+        """Find the frames of which an object has a part: member and first block."""
+        frame = self._geometry.frame_blocks
+        return {(m, at // frame * frame) for m, at, blocks in extent.runs if blocks < frame}
+
+    def _move_in(self, extent: Extent) -> None:
+        for frame in self._shared_frames(extent):
+            self._tenants.setdefault(frame, []).append(extent.row)
 
     def _choices(self, shard: int, down_mask: int) -> Iterator[list[int]]:
         """Yield lists of members to use, best first; one without free slots cannot come first."""
@@ -246,6 +322,8 @@ class Space:
             start = self._frames[shard, candidate].allocate(blocks)
             if start is not None:
                 runs.append((candidate, start, blocks))
+                self._free_in[shard] -= blocks
+                self._free_on[candidate] -= blocks
                 return True
         frames = blocks // frame
         if frames < 2:
@@ -258,6 +336,8 @@ class Space:
     def _give_back(self, shard: int, runs: Iterable[tuple[int, int, int]]) -> None:
         for member, start, blocks in runs:
             self._frames[shard, member].free(start, blocks)
+            self._free_in[shard] += blocks
+            self._free_on[member] += blocks
 
 
 def extent_of(row: int, locations: Iterable[int]) -> Extent:

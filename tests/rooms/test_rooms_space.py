@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from rooms_tools import counted_steps
 
 from fx100_lmcache.allocator import FrameAllocator, SlotAllocator
 from fx100_lmcache.geometry import Geometry, MemberShape
@@ -177,6 +178,29 @@ def check(space: Space, g: Geometry, extents: Sequence[Extent], shards: Sequence
     assert space.free_blocks + len(blocks) == space.total_blocks
     slots = len(shards) * sum(m.slots_per_shard for m in g.members)
     assert space.free_slots + len(rows) == slots
+    check_sums_and_tenants(space, g, extents, shards)
+
+
+def check_sums_and_tenants(
+    space: Space, g: Geometry, extents: Sequence[Extent], shards: Sequence[int]
+) -> None:
+    """What is kept so that it need not be counted is what counting finds."""
+    for down_mask in (0, 1, 2):
+        up = [m for m in range(len(g.members)) if not down_mask >> m & 1]
+        free = sum(space._frames[s, m].free_blocks for s in shards for m in up)
+        assert space.free_blocks_up(down_mask) == free
+        slots = sum(space._slots[s, m].free_slots for s in shards for m in up)
+        assert space.free_slots_up(down_mask) == slots
+    tenants: dict[tuple[int, int], set[int]] = {}
+    for extent in extents:
+        for member, start, blocks in extent.runs:
+            if blocks < g.frame_blocks:
+                frame = start // g.frame_blocks * g.frame_blocks
+                tenants.setdefault((member, frame), set()).add(extent.row)
+    assert {frame: set(rows) for frame, rows in space._tenants.items()} == tenants
+    for member, first in tenants:
+        frame = range(first, first + g.frame_blocks)
+        assert set(space.tenants(member, frame)) == tenants[member, first]
 
 
 @pytest.mark.parametrize("width", [0, 1, 2])
@@ -295,6 +319,47 @@ def test_what_could_never_fit_is_known(blocks: int, width: int, pieces: int, fit
     space = Space(geometry([4, 4, 4]), [0], width)
     assert space.could_hold(blocks, pieces) == fits
     assert (space.allocate(blocks, 0, pieces) is not None) == fits
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_was_refused_is_found_as_soon_as_it_is_there(seed: int) -> None:
+    """A shard that had no room is asked again after each free: memory hides nothing."""
+    g = geometry([4, 5], slots=[3, 9], shards=2)
+    space, rng = Space(g, [0, 1]), random.Random(seed)
+    extents: list[Extent] = []
+    for _ in range(200):
+        if extents and rng.random() < 0.4:
+            space.free(extents.pop(rng.randrange(len(extents))))
+            continue
+        wanted, down = rng.choice((1, 3, 4, 6, 8, 12)), rng.choice((0, 0, 1, 2))
+        pieces = rng.choice((1, 2, 9))
+        extent = space.allocate(wanted, down, pieces)
+        for remembered in space._hopeless.values():
+            remembered.clear()
+        again = space.allocate(wanted, down, pieces)
+        assert extent is not None or again is None
+        extents += [e for e in (extent, again) if e is not None]
+    check(space, g, extents, [0, 1])
+
+
+def test_an_allocation_costs_the_same_in_one_shard_and_in_64() -> None:
+    """Python steps, with 16 members: of one that works, and of one in a volume that is full."""
+    steps = {}
+    for shards in (1, 64):
+        g = geometry([8] * 16, slots=200, shards=shards)
+        space = Space(g, range(shards))
+        with counted_steps() as working:
+            for _ in range(7):
+                assert space.allocate(64, 0, 99) is not None
+        while space.allocate(4, 0, 99) is not None:
+            pass
+        with counted_steps() as refused:
+            for _ in range(9):
+                assert space.allocate(4, 0, 99) is None
+                space.free_blocks_up(0)
+        steps[shards] = (working[0], refused[0])
+    assert steps[64][0] <= 1.1 * steps[1][0]
+    assert steps[64][1] <= steps[1][1] + 9 * 64 * 2
 
 
 def test_held_slots_are_not_allocated() -> None:

@@ -97,7 +97,7 @@ def test_a_close_at_every_line_answers_once_and_leaves_the_members_alone(
                 assert bool(result.reason) != result.stored
         store.lanes.release()
         assert store.engine.open_jobs == 0
-        assert store.store._core.catalog._readers.total() == 0
+        assert store.store._core.catalog._readers.sum() == 0
         store.check_space()
 
     for _ in at_every_line(("engine", "store"), scenario):

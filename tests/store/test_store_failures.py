@@ -79,7 +79,7 @@ def test_a_failure_at_any_call_of_a_load_answers_each_item_once(
         assert len(answers[0]) in (0, len(NAMES))
         assert not failing.failed or not answers[0] or store.engine.defects.count, failing.failed
         assert store.engine.open_jobs == 0, failing.failed
-        assert store.store._core.catalog._readers.total() == 0, failing.failed
+        assert store.store._core.catalog._readers.sum() == 0, failing.failed
         store.check_space()
 
     failed = list(each_failing_call(WHERE, SPARED, scenario))

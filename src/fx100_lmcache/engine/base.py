@@ -261,6 +261,10 @@ class Engine(Protocol):
         """Queue the reads of many objects; return at once. Never raises."""
         ...
 
+    def call_at(self, when: float, call: Callable[[], None]) -> None:
+        """Call something once, on the engine's clock: not before ``when``, unless it closes."""
+        ...
+
     def member(self, index: int) -> Member:
         """Return the member in use at a place of the stripe."""
         ...

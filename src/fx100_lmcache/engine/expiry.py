@@ -5,11 +5,20 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 _LONGEST_WAIT_S = 1.0  # the clock may be a test's: look again
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Something to call when its time has come."""
+
+    ring: Callable[[], None]
 
 
 class Expiry(Generic[T]):

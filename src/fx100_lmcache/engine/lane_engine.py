@@ -16,7 +16,7 @@ from fx100_lmcache.engine.base import Job, MemberState, ReadBatch, Status, Trans
 from fx100_lmcache.engine.batch import NativeBatch
 from fx100_lmcache.engine.bounds import out_of_bounds
 from fx100_lmcache.engine.defects import Defects
-from fx100_lmcache.engine.expiry import Expiry
+from fx100_lmcache.engine.expiry import Alarm, Expiry
 from fx100_lmcache.engine.lane import Lane
 from fx100_lmcache.engine.native import NativeLane, TransferRefusedError
 from fx100_lmcache.engine.slot import EngineOptions, LaneFactory, MemberSlot, ThreadedLanes
@@ -77,7 +77,7 @@ class LaneEngine:
         self._clock = clock
         self._probe = probe
         self.defects = defects or Defects()
-        self._expiry: Expiry[Job | NativeBatch] = Expiry()
+        self._expiry: Expiry[Job | NativeBatch | Alarm] = Expiry()
         self._closing = threading.Event()
         self._look_now = [threading.Event() for _ in members]
         self.on_look: Callable[[int], None] = _nobody_looks
@@ -410,10 +410,14 @@ class LaneEngine:
             if failed.cause is not None:
                 self._expiry.push(self.now() + _AGAIN_S, due)
 
+    def call_at(self, when: float, call: Callable[[], None]) -> None:
+        """Call something once: at this time, or when the engine closes."""
+        self._expiry.push(when, Alarm(call))
+
     def _expire_all(self) -> None:
         """Expire everything there is."""
         for _ in range(_TRIES):
-            again: list[Job | NativeBatch] = []
+            again: list[Job | NativeBatch | Alarm] = []
             while (due := self._expiry.pop(float("inf"))) is not None:
                 with self.defects.guard("what is open could not be expired") as failed:
                     self._expire(due)
@@ -424,8 +428,11 @@ class LaneEngine:
             if not again:
                 return
 
-    def _expire(self, due: Job | NativeBatch) -> None:
+    def _expire(self, due: Job | NativeBatch | Alarm) -> None:
         """Cancel what is queued; leave what the kernel has, to be reported late."""
+        if isinstance(due, Alarm):
+            due.ring()
+            return
         if isinstance(due, NativeBatch):
             for job in due.conclude():  # what is left of it
                 self._expire(job)

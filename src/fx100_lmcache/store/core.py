@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fx100_lmcache.aligned import BufferPool, zero_buffer
 from fx100_lmcache.catalog import Catalog
 from fx100_lmcache.counters import STORE, Tally
-from fx100_lmcache.engine.base import Engine
+from fx100_lmcache.engine.base import Engine, Job, Status
+from fx100_lmcache.engine.defects import Guard
 from fx100_lmcache.geometry import Geometry
 from fx100_lmcache.identity import ChunkMeta
+from fx100_lmcache.ledger import BlockLedger
 from fx100_lmcache.scarcity import Stock, Stocks
-from fx100_lmcache.space import Space
+from fx100_lmcache.space import Extent, Space
 from fx100_lmcache.store.backing import Backing
+from fx100_lmcache.store.lock import StoreLock
 
 GIB = 1024**3
 
@@ -36,6 +38,8 @@ class StoreOptions:
         A writer looks at its claim again when its last look is older than this.
     max_write_bytes : int
         Bytes of puts in flight; what comes beyond is dropped and counted, it never waits.
+    max_waiting_puts : int
+        Puts that wait for space, or for an older copy to be erased; likewise.
     reserve_fraction : float
         Share of the space kept free by evicting ahead of need: with 3 % the mean size of an
         I/O stays that of a fresh volume (measured), with 0 % it falls to 0.7 of it.
@@ -50,6 +54,7 @@ class StoreOptions:
     pin_ttl_s: float = 300.0
     claim_check_s: float = 1.0
     max_write_bytes: int = 8 * GIB
+    max_waiting_puts: int = 16_384
     reserve_fraction: float = 0.03
     evict_batch_fraction: float = 0.01
     width: int = 0
@@ -82,10 +87,12 @@ class Core:
         self.volume = volume
         self.engine = engine
         self.options = options
-        self.lock = threading.RLock()
+        self.defects = engine.defects
+        self.lock = StoreLock(self.guard)
         self.catalog = Catalog(geometry.rows)
         self.space = Space(geometry, shards, options.width)
         self.backing = Backing(geometry, engine, self.space, options.store_s)
+        self.ledger = BlockLedger(self.space.total_blocks)
         self.counts = Tally(STORE)
         self._metas: dict[int, ChunkMeta] = {}
         self.inodes = BufferPool(geometry.inode_bytes)
@@ -93,16 +100,13 @@ class Core:
         self.generations: dict[int, int] = {}
         self.epoch = 0
         self.counter = 0
-        self.reserved_blocks = 0  # of puts in flight
-        self.erasing_blocks = 0  # of entries on their way out
-        self.quarantined_blocks = 0  # of either, while the kernel may still write there
-        self.dying: set[bytes] = set()  # digests whose old inode is not erased yet
         self.write_bytes = 0
         self.closing = False
         self.forked = False  # this is the copy in a forked child
-        self.defects = engine.defects
         self.on_evicted: Evicted = _ignore_evicted
-        self.space_freed: Callable[[], None] = _ignore
+        self.go_on: Callable[[], None] = _nobody_waits
+        self._going_on = False
+        self._outgoing: list[Job] = []
 
     def meta(self, number: int) -> ChunkMeta:
         """Metadata by its number in the catalog."""
@@ -121,18 +125,75 @@ class Core:
 
         Whoever held the lock in the parent is not here to give it back.
         """
-        self.lock = threading.RLock()
+        self.lock = StoreLock(self.guard)
         self.forked = self.closing = True
 
-    def report(self) -> SpaceReport:
-        """Count blocks, each kind from its own books."""
+    def send(self, job: Job) -> None:
+        """Hand a job to the engine when the lock, which is held, has been released."""
+        if not self._outgoing:
+            self.lock.put_off(self._send)
+        self._outgoing.append(job)
+
+    def _send(self) -> None:
         with self.lock:
-            held = self.catalog.used_blocks() + self.reserved_blocks
+            jobs, self._outgoing = self._outgoing, []
+        self.submit(jobs)
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Hand jobs to the engine; those that it does not take have failed."""
+        with self.guard("jobs were not queued") as queued:
+            self.engine.submit(jobs)
+        if queued.cause is not None:
+            for job in jobs:
+                for transfer in job.transfers:
+                    transfer.status = Status.ERROR
+                job.on_done(job)
+
+    def reserve(self, blocks: int, max_pieces: int) -> Extent | None:
+        """Take space for a put, on members that are up; None if there is none. The lock is held."""
+        extent = self.space.allocate(blocks, self.closed_mask(), max_pieces)
+        if extent is not None:
+            try:
+                self.ledger.reserve(extent.row, extent.blocks)
+            except BaseException:
+                self.space.free(extent)
+                raise
+        return extent
+
+    def free(self, extent: Extent) -> None:
+        """Give an extent's space back, in the books and in space. The lock is held."""
+        self.ledger.free(extent.row)
+        self.space.free(extent)
+        self.wake()
+
+    def wake(self) -> None:
+        """Have the puts that wait go on when the lock, which is held, has been released."""
+        if not self._going_on:
+            self._going_on = True
+            self.lock.put_off(self._wake)
+
+    def _wake(self) -> None:
+        with self.lock:
+            self._going_on = False
+        self.go_on()
+
+    def tell_evicted(self, evicted: Sequence[tuple[bytes, int, int]]) -> None:
+        """Tell who wants to know, in the order in which things happen. The lock is held."""
+        with self.guard("a listener to evictions failed"):
+            self.on_evicted(evicted)
+
+    def guard(self, what: str) -> Guard:
+        """Run a block whose exceptions, our own or those of a callback, go no further."""
+        return self.defects.guard(what)
+
+    def report(self) -> SpaceReport:
+        """Count blocks: what is free by the allocators, all else by the ledger."""
+        with self.lock:
             return SpaceReport(
                 self.space.total_blocks,
                 self.space.free_blocks,
-                held - self.quarantined_blocks,
-                self.quarantined_blocks,
+                self.ledger.used_blocks,
+                self.ledger.quarantined_blocks,
                 self.space.withheld_blocks,
             )
 
@@ -159,5 +220,5 @@ def _ignore_evicted(evicted: Sequence[tuple[bytes, int, int]]) -> None:
     """Nobody wants to know."""
 
 
-def _ignore() -> None:
+def _nobody_waits() -> None:
     """Nobody waits for space."""

@@ -177,6 +177,7 @@ class Store:
             self._core.space.hold_slot(row)
         numbers = np.array([catalog.intern_meta(meta) for meta in found.metas], np.int64)
         self._core.space.mark_recovered(found.rows, found.locations)
+        self._core.ledger.recover(int(found.blocks.sum()))
         catalog.add_recovered(
             found.rows,
             found.words,
@@ -200,18 +201,30 @@ class Store:
         if self.forked:
             on_done([PutResult(False, reason="forked")] * len(items))
             return
-        until = self._core.engine.now() + (deadline_s or self.options.store_s)
+        core = self._core
+        until = core.engine.now() + (deadline_s or self.options.store_s)
+        unanswered = [(items, on_done)]  # taken by the look at the claim, or at the deadline
 
-        def go(ours: bool) -> None:
+        def answer(ours: bool, refused_since: str) -> None:
+            with core.lock:
+                if not unanswered:
+                    return
+                items, on_done = unanswered.pop()
             if ours:
-                left_s = until - self._core.engine.now()  # the look at the claim took some of it
+                left_s = until - core.engine.now()  # the look at the claim took some of it
                 self._putter.put(items, on_done, max(left_s, 1e-3))
             else:
-                reason = "claim_lost" if self._ownership.lost else "claim_unread"
-                self._core.counts[f"put_drop_{reason}"] += len(items)
-                on_done([PutResult(False, reason=reason)] * len(items))
+                self._putter.refuse(items, on_done, refused_since)
+
+        def go(ours: bool) -> None:
+            answer(ours, "claim_lost" if self._ownership.lost else "claim_unread")
+
+        def too_late() -> None:
+            answer(False, "deadline")
 
         self._ownership.when_checked(go)
+        if unanswered:
+            core.engine.call_at(until, too_late)
 
     def load(
         self,
@@ -291,9 +304,9 @@ class Store:
             for row in dict.fromkeys(core.catalog.find(digests).tolist()):
                 if row < 0 or (core.catalog.pinned(row, core.engine.now()) and not force):
                     continue
-                entry = core.catalog.entry(row)
-                self._eraser.drop(row)
-                removed.append((entry.digest, entry.length))
+                entry = self._eraser.drop(row)
+                if entry is not None:
+                    removed.append((entry.digest, entry.length))
             core.counts["removes"] += len(removed)
             if tell is not None and removed:
                 tell(removed)

@@ -37,12 +37,12 @@ class SpaceTrials:
             if not core.backing.due(member):
                 return  # another look was faster
             job = core.backing.trial(member, lambda works: self._tried(member, works))
-        if job is not None:
-            core.engine.submit([job])
-        else:
-            core.space_freed()
+            if job is not None:
+                core.send(job)
+            else:
+                core.wake()
 
     def _tried(self, member: int, works: bool) -> None:
         with self._core.lock:
             self._core.backing.tried(member, works)
-        self._core.space_freed()
+            self._core.wake()

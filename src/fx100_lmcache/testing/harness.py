@@ -163,3 +163,7 @@ class Rig:
         parts = (space.free, space.used, space.quarantined, space.withheld)
         assert sum(parts) == space.total, space
         assert min(parts) >= 0, space
+        core = self.store._core
+        with core.lock:
+            taken = core.space.free_blocks + core.space.withheld_blocks
+            core.ledger.check(taken, core.catalog.used_blocks())

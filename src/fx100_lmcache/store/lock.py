@@ -1,0 +1,73 @@
+"""The store's lock: what must not happen while it is held is done after its release."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+
+from fx100_lmcache.engine.defects import Guard
+
+Call = Callable[[], None]
+
+
+class StoreLock:
+    """A re-entrant lock that keeps a list of things to do after its release.
+
+    Handing jobs to the engine may lead to anything, at once and on the same thread: a job for a
+    member that is away is reported from within. So nothing is handed over while the books are
+    being changed. The thread that put something off does it, in order, as soon as it has left the
+    lock; what is put off meanwhile on that thread joins the end of the list.
+
+    Parameters
+    ----------
+    guard : callable
+        Makes a guard for one of these things, given its name.
+    """
+
+    def __init__(self, guard: Callable[[str], Guard]) -> None:
+        self._guard = guard
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._put_off: list[Call] = []
+        self._thread = threading.local()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._depth += 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._depth -= 1
+        if self._depth or not self._put_off:
+            self._lock.release()
+            return
+        calls, self._put_off = self._put_off, []
+        self._lock.release()
+        under_way: deque[Call] | None = getattr(self._thread, "calls", None)
+        if under_way is not None:  # this thread is at it, further up
+            under_way.extend(calls)
+        else:
+            self._catch_up(deque(calls))
+
+    def put_off(self, call: Call) -> None:
+        """Have this thread call something when it has left the lock, which it holds."""
+        self._put_off.append(call)
+
+    def _catch_up(self, calls: deque[Call]) -> None:
+        self._thread.calls = calls
+        try:
+            while calls:
+                call = calls.popleft()
+                with self._guard("something that waited for the store's lock failed"):
+                    call()
+        finally:
+            self._thread.calls = None
+            if calls:  # interrupted, by Ctrl-C for example: the next one who comes by does it
+                with self._lock:
+                    self._put_off[:0] = calls
