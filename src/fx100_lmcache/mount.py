@@ -23,6 +23,7 @@ from fx100_lmcache.access import (
     silent_error,
     watch_paths,
 )
+from fx100_lmcache.claim import ClaimTiming
 from fx100_lmcache.config import Config
 from fx100_lmcache.engine.lane_engine import LaneEngine
 from fx100_lmcache.engine.native import native_available
@@ -178,6 +179,11 @@ def engine_options(config: Config) -> EngineOptions:
     )
 
 
+def claim_timing(config: Config) -> ClaimTiming:
+    """Return the timing of claims of a configuration."""
+    return ClaimTiming(heartbeat_s=config.claim.heartbeat_s, watch_s=config.claim.watch_s)
+
+
 def store_options(config: Config) -> StoreOptions:
     """Store settings of a configuration."""
     width = config.stripe.width
@@ -186,6 +192,7 @@ def store_options(config: Config) -> StoreOptions:
         store_s=config.deadlines.store_s,
         pin_ttl_s=config.deadlines.pin_ttl_s,
         claim_check_s=config.deadlines.claim_check_s,
+        claim_timing=claim_timing(config),
         max_write_bytes=config.io.max_write_bytes,
         reserve_fraction=config.space.reserve_fraction,
         evict_batch_fraction=config.space.evict_batch_fraction,

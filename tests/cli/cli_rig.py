@@ -18,6 +18,7 @@ from fx100_lmcache.aligned import zero_buffer
 from fx100_lmcache.cli import app
 from fx100_lmcache.config import load
 from fx100_lmcache.engine.base import IoBuffer
+from fx100_lmcache.geometry import CLAIM_BYTES, LABEL_BYTES
 from fx100_lmcache.mount import Mounted, mount
 from fx100_lmcache.store import LoadItem, PutItem
 from fx100_lmcache.testing.harness import META, digest_of, value_of
@@ -53,6 +54,14 @@ class Rig:
     def contents(self) -> dict[Path, bytes | None]:
         """Every byte of every member; None for what does not exist or is no file."""
         return {p: p.read_bytes() if p.is_file() else None for p in self.members}
+
+    def unclaimed(self) -> dict[Path, bytes]:
+        """What a living owner of the only shard does not renew: all but its claim blocks."""
+        return {
+            path: data[:LABEL_BYTES] + data[LABEL_BYTES + 2 * CLAIM_BYTES :]
+            for path, data in self.contents().items()
+            if data is not None
+        }
 
     def status(self) -> dict[str, Any]:
         return json.loads(fx100("status", self.config, "--json").stdout)

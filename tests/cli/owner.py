@@ -1,7 +1,7 @@
 """Opens the volume of a configuration, then obeys one command a line: see `COMMANDS`.
 
 ``--other-host`` makes it a process of another machine, as far as the volume can tell: it takes no
-kernel lock of this one and signs its claims with another name. ``--shard N`` opens one shard.
+kernel lock of this one and signs its claims with another boot id. ``--shard N`` opens one shard.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from pathlib import Path
 
 from cli_rig import get, put
 
-from fx100_lmcache import claim
 from fx100_lmcache.config import load
 from fx100_lmcache.errors import FX100Error
+from fx100_lmcache.machine import Machine
 from fx100_lmcache.members.device import DeviceMember
 from fx100_lmcache.mount import Mounted, mount
+from fx100_lmcache.store import store as store_module
 from fx100_lmcache.testing.harness import digest_of, value_of
 
 
@@ -83,11 +84,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("config", type=Path)
     parser.add_argument("--other-host", action="store_true")
+    parser.add_argument("--name", default="elsewhere", help="host name of --other-host")
     parser.add_argument("--shard", type=int)
     options = parser.parse_args()
     if options.other_host:
         DeviceMember.try_lock = lambda *_, **__: True  # type: ignore[method-assign]
-        claim.holder_text = lambda _: f"host=elsewhere machine=m2 boot=b2 pid={os.getpid()}"
+        store_module.this_machine = lambda: Machine("b2", host=options.name, machine_id="m2")
     try:
         shards = None if options.shard is None else [options.shard]
         mounted = mount(load(options.config), shards=shards)

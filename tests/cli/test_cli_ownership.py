@@ -1,7 +1,9 @@
 """One writer for each shard, proven with real processes."""
 
+import json
 import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,13 +30,13 @@ def test_a_second_process_is_refused_and_told_who(rig: Rig, owner: StartOwner) -
 def test_format_is_refused_under_a_living_store(rig: Rig, owner: StartOwner) -> None:
     first = owner(rig.config)
     assert first.tell("store", "a", LENGTH) == "stored"
-    before = rig.contents()
+    before = rig.unclaimed()
     for options in ((), ("--force",)):
         result = fx100_process("format", rig.config, "--yes", *options)
         assert result.returncode == 1
         assert f"pid={first.pid} " in result.stderr
         assert "Stop that process first" in result.stderr
-    assert rig.contents() == before
+    assert rig.unclaimed() == before
     assert first.tell("check", "a", LENGTH) == "right"
     first.kill()
     assert fx100_process("format", rig.config, "--yes").returncode == 0
@@ -127,6 +129,39 @@ def test_a_stopped_process_of_this_host_is_not_replaced(rig: Rig, owner: StartOw
     assert owner(rig.config).opened == "open"
 
 
+def test_a_living_server_of_another_host_is_not_replaced(tmp_path: Path, owner: StartOwner) -> None:
+    """Although both have one host name and one machine id: cloned images, pods, localhost."""
+    rig = formatted(tmp_path / "volume", claim={"heartbeat": "200ms", "watch": "5s"})
+    first = owner(rig.config, "--other-host", "--name", socket.gethostname())
+    assert first.tell("store", "a", LENGTH) == "stored"
+    second = owner(rig.config)
+    assert second.opened.startswith("ClaimError: shard 0 is claimed by another host")
+    assert f"pid={first.pid} " in second.opened
+    assert first.tell("store", "b", LENGTH) == "stored"
+    report = json.loads(fx100("status", rig.config, "--watch", "20", "--json").stdout)["shards"][0]
+    assert (report["state"], report["same_boot"]) == ("claimed by another host", False)
+    assert report["still_s"] < 5
+    assert first.tell("close") == 0
+    assert owner(rig.config).opened == "open"
+
+
+def test_a_dead_server_of_another_host_is_replaced_without_an_operator(
+    tmp_path: Path, owner: StartOwner
+) -> None:
+    """As after a reboot of the same machine, or of a pod that moved; and it wakes once more."""
+    rig = formatted(tmp_path / "volume", claim={"heartbeat": "200ms", "watch": "5s"})
+    first = owner(rig.config, "--other-host")
+    assert first.tell("store", "a", LENGTH) == "stored"
+    os.kill(first.pid, signal.SIGSTOP)
+    second = owner(rig.config)
+    assert second.opened == "open"
+    assert second.tell("check", "a", LENGTH) == "right"
+    os.kill(first.pid, signal.SIGCONT)
+    assert first.tell("close") == 0  # its last words change nothing
+    assert second.tell("store", "b", LENGTH) == "stored"
+    assert f"pid={second.pid} " in rig.status()["shards"][0]["holder"]
+
+
 def test_a_holder_stopped_replaced_and_woken_causes_misses_at_most(
     tmp_path: Path, owner: StartOwner
 ) -> None:
@@ -138,10 +173,6 @@ def test_a_holder_stopped_replaced_and_woken_causes_misses_at_most(
     old.tell("churn", LENGTH)
     os.kill(old.pid, signal.SIGSTOP)
 
-    refused = owner(rig.config)
-    assert refused.opened.startswith("ClaimError: shard 0 is claimed by another host")
-    assert f"pid={old.pid}" in refused.opened
-    assert "fx100 take-over" in refused.opened
     assert rig.status()["shards"][0]["state"] == "claimed by another host"
     assert fx100_process("take-over", rig.config).returncode == 1  # nobody said yes
     assert fx100_process("take-over", rig.config, "--yes").returncode == 0
@@ -154,7 +185,7 @@ def test_a_holder_stopped_replaced_and_woken_causes_misses_at_most(
     assert {new.tell("store", name, LENGTH) for name in fresh} == {"stored"}
 
     os.kill(old.pid, signal.SIGCONT)
-    assert old.tell("churned") == "claim_lost"
+    assert old.tell("churned") in ("claim_lost", "claim_stale")  # it stops by itself, or is told
     seen_by_old = {old.tell("check", name, LENGTH) for name in names}
     seen_by_new = {new.tell("check", name, LENGTH) for name in fresh}
     assert "WRONG" not in seen_by_old | seen_by_new

@@ -53,25 +53,27 @@ def test_json_fields_are_stable_and_documented(rig: Rig) -> None:
         *("problems", "warnings"),
     }
     assert set(report["members"][0]) == MEMBER_FIELDS
-    assert set(report["shards"][0]) == {"shard", "state", "holder", "generation", "epoch"}
+    assert set(report["shards"][0]) == {
+        *("shard", "state", "holder", "generation", "epoch", "same_boot", "renews", "still_s"),
+    }
     assert set(report["usage"]) == USAGE_FIELDS
     rig.members[0].unlink()
     assert set(rig.status()["problems"][0]) == {"what", "why", "do", "member"}
     text = " ".join(fx100("status", "--help").stdout.replace("│", "").split())
-    for name in {*report, *MEMBER_FIELDS, *USAGE_FIELDS, "holder", "epoch", "why"}:
+    for name in {*report, *MEMBER_FIELDS, *USAGE_FIELDS, "holder", "epoch", "still_s", "why"}:
         assert name in text, name
 
 
 def test_beside_a_living_server(rig: Rig, owner: Callable[..., Owner]) -> None:
     server = owner(rig.config)
     assert server.tell("store", "a", 200_000) == "stored"
-    before = rig.contents()
+    before = rig.unclaimed()
     report = rig.status()
     assert report["healthy"]
     assert report["shards"][0]["state"] == "in use"
     assert f"pid={server.pid} " in report["shards"][0]["holder"]
     assert report["usage"]["entries"] == 1
-    assert rig.contents() == before
+    assert rig.unclaimed() == before
     assert server.tell("store", "b", 200_000) == "stored"
     assert f"pid={server.pid}" in "".join(fx100("status", rig.config).stdout.split())
 

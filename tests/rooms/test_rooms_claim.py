@@ -1,83 +1,44 @@
-"""One writer for each shard: which claim is in force, who may take it."""
+"""Who owns a shard: the rules. Becoming the owner is in test_rooms_claiming.py."""
 
-import uuid
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from claim_tools import CLAIM, GEOMETRY, VOLUME, on_media, two
 
 from fx100_lmcache.claim import (
+    ClaimTiming,
+    decided_by_locks,
     holder_text,
-    newest_claim,
-    read_claims,
-    same_host,
-    take_claim,
+    is_there,
+    node_of,
+    rival_of,
+    same_kernel,
+    watch_of,
     write_claim,
 )
-from fx100_lmcache.errors import ClaimError
-from fx100_lmcache.geometry import Geometry, MemberShape
-from fx100_lmcache.ondisk.claim_block import ClaimBlock
-from fx100_lmcache.testing.memory import MemoryMember
-
-VOLUME = uuid.UUID(int=5).bytes
-GEOMETRY = Geometry(4096, 4, 512, 512, 2, (MemberShape(1 << 20, 6, 10),) * 2)
-CLAIM = ClaimBlock(
-    0, generation=3, epoch=1000, counter=4, holder="host=elsewhere machine=x boot=y pid=7"
-)
+from fx100_lmcache.machine import Machine, this_machine
+from fx100_lmcache.members.device import DeviceMember, open_member
+from fx100_lmcache.ondisk.claim_block import HOLDER_BYTES, ClaimBlock
 
 
-class BusyMember(MemoryMember):
-    """Somebody else holds the lock."""
-
-    def try_lock(self, offset: int, length: int) -> bool:
-        return False
-
-
-class HandedOverMember(MemoryMember):
-    """The previous owner writes and lets go just before we get the lock."""
-
-    last_words: ClaimBlock
-
-    def try_lock(self, offset: int, length: int) -> bool:
-        write_claim(self, GEOMETRY, VOLUME, self.last_words)
-        return True
-
-
-def two() -> list[MemoryMember]:
-    return [MemoryMember(1 << 20, index=n) for n in range(2)]
-
-
-def take(members: list[MemoryMember], unix_s: float = 2000.0, **how: bool) -> ClaimBlock:
-    return take_claim(members, GEOMETRY, VOLUME, 0, unix_s=unix_s, **how).block
-
-
-def on_media(members: list[MemoryMember], shard: int = 0) -> ClaimBlock | None:
-    return newest_claim(read_claims(members, GEOMETRY, shard), VOLUME, shard)
-
-
-def test_first_claim_of_a_new_volume() -> None:
-    members = two()
-    block = take(members)
-    assert (block.generation, block.epoch, block.counter) == (1, 2000, 1)
-    assert on_media(members) == block
-    assert on_media(members, shard=1) is None
-
-
-@pytest.mark.parametrize(("unix_s", "epoch"), [(2000.0, 2000), (500.0, 1001)])
-def test_epoch_rises_with_every_open_even_if_the_clock_went_back(unix_s: float, epoch: int) -> None:
-    members = two()
-    write_claim(members[0], GEOMETRY, VOLUME, replace(CLAIM, holder=""))
-    block = take(members, unix_s)
-    assert (block.epoch, block.generation, block.counter) == (epoch, 3, 5)
+@pytest.fixture
+def file_member(tmp_path: Path) -> DeviceMember:
+    path = tmp_path / "member"
+    path.write_bytes(bytes(1 << 16))
+    return open_member(path, direct="off")
 
 
 def test_a_torn_claim_leaves_the_one_before_in_force() -> None:
     members = two()
-    first = take(members)
-    second = replace(first, counter=first.counter + 1, generation=9)
+    for member in members:
+        write_claim(member, GEOMETRY, VOLUME, CLAIM)
+    second = replace(CLAIM, counter=CLAIM.counter + 1, generation=9)
     write_claim(members[0], GEOMETRY, VOLUME, second)
     at = GEOMETRY.claim_offset(0, second.counter % 2)
     members[0].media[at + 40] ^= 1
-    assert on_media(members) == first
+    assert on_media(members) == CLAIM
 
 
 def test_generation_is_the_highest_of_all_members() -> None:
@@ -90,53 +51,102 @@ def test_generation_is_the_highest_of_all_members() -> None:
     assert (found.epoch, found.generation) == (1001, 8)
 
 
-def test_claim_of_another_host_needs_the_operators_word() -> None:
-    members = two()
-    write_claim(members[1], GEOMETRY, VOLUME, CLAIM)
-    before = [bytes(m.media) for m in members]
-    with pytest.raises(ClaimError, match=r"host=elsewhere.*take-over"):
-        take(members)
-    assert [bytes(m.media) for m in members] == before
-    assert take(members, take_over=True).epoch == 2000
-    assert take(members).epoch == 2001  # and then it is ours
-
-
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("holder", "same"),
     [
-        ("host=a machine=m boot=b", "host=a machine=n boot=c", True),
-        ("host=a machine=m boot=b", "host=z machine=m boot=c", True),
-        ("host=a machine=m boot=b", "host=z machine=n boot=b", True),
-        ("host=a machine=m boot=b", "host=z machine=n boot=c", False),
-        ("host=a", "boot=a", False),
-        ("", "", False),
+        ("host=a machine=m boot=b", True),
+        ("host=z machine=n boot=b", True),
+        ("host=a machine=m boot=c", False),
+        ("host=localhost machine=m", False),
+        ("host=boot=b machine=m", False),
+        ("boot=", False),
+        ("", False),
     ],
 )
-def test_same_host(one: str, other: str, same: bool) -> None:
-    assert same_host(one, other) == same
+def test_one_kernel_is_proven_by_an_equal_boot_id_alone(holder: str, same: bool) -> None:
+    ours = Machine("b", "a", "m")
+    claim = replace(CLAIM, holder=holder)
+    assert same_kernel(holder, ours) == same
+    assert decided_by_locks(claim, ours, []) == same
+
+
+def test_an_unknown_boot_id_proves_nothing() -> None:
+    ours = Machine("", "a", "m")
+    assert not same_kernel("host=a boot= pid=7", ours)
+    assert not same_kernel("host=a pid=7", ours)
+
+
+def test_locks_decide_only_about_the_node_that_they_are_on(
+    file_member: DeviceMember, tmp_path: Path
+) -> None:
+    """A container with device nodes of its own sees no lock of another one under its kernel."""
+    ours = this_machine()
+    text = holder_text(ours, [file_member], unix_s=0.0, watch_s=15.0)
+    claim = replace(CLAIM, holder=text)
+    assert decided_by_locks(claim, ours, [file_member])
+    other = tmp_path / "other"
+    other.write_bytes(bytes(1 << 16))
+    elsewhere = open_member(other, direct="off")
+    assert same_kernel(text, ours)
+    assert not decided_by_locks(claim, ours, [elsewhere])
+    assert decided_by_locks(claim, ours, [elsewhere, file_member])
+    elsewhere.close()
+    file_member.close()
+    assert node_of(file_member) == ""
 
 
 def test_holder_text_names_us() -> None:
-    text = holder_text(0.0)
-    assert "pid=" in text
+    text = holder_text(this_machine(), two(), unix_s=0.0, watch_s=7.5)
+    assert f"pid={os.getpid()} " in text
     assert "since=1970-01-01T00:00:00Z" in text
-    assert same_host(text, holder_text(99.0))
+    assert same_kernel(text, this_machine())
+    assert replace(CLAIM, holder=text).words["watch"] == "7.5"
 
 
-def test_living_owner_is_named_and_nothing_is_written() -> None:
-    members = [MemoryMember(1 << 20), BusyMember(1 << 20, index=1, name="/dev/nvme1n1")]
-    write_claim(members[0], GEOMETRY, VOLUME, CLAIM)
-    before = [bytes(m.media) for m in members]
-    with pytest.raises(ClaimError, match=r"in use \(/dev/nvme1n1\): host=elsewhere.*pid=7"):
-        take(members, take_over=True)
-    assert [bytes(m.media) for m in members] == before
+def test_two_opens_of_one_process_are_told_apart() -> None:
+    first, second = (
+        replace(CLAIM, holder=holder_text(this_machine(), [], unix_s=0.0, watch_s=1.0))
+        for _ in range(2)
+    )
+    assert first.nonce != second.nonce
 
 
-def test_what_the_last_owner_wrote_before_we_got_the_lock_counts() -> None:
-    """It may have cleared the shard: an older generation must not come back."""
-    member = HandedOverMember(1 << 20)
-    write_claim(member, GEOMETRY, VOLUME, replace(CLAIM, holder=""))
-    member.last_words = replace(CLAIM, generation=4, epoch=5000, counter=5, holder="")
-    block = take([member])
-    assert (block.generation, block.epoch, block.counter) == (4, 5001, 6)
-    assert on_media([member]) == block
+def test_what_matters_of_a_long_holder_is_kept(file_member: DeviceMember) -> None:
+    long = Machine("b" * 36, "h" * 64, "m" * 64)
+    text = holder_text(long, [file_member], unix_s=0.0, watch_s=1234.5)
+    file_member.close()
+    kept = text.encode()[:HOLDER_BYTES].decode()
+    assert {"boot", "pid", "watch", "nonce", "node"} <= set(replace(CLAIM, holder=kept).words)
+
+
+@pytest.mark.parametrize(
+    ("said", "watched_s"),
+    [("watch=40", 40.0), ("watch=5", 15.0), ("watch=soon", 15.0), ("", 15.0), ("watch=1e9", 15.0)],
+)
+def test_the_longer_watch_counts(said: str, watched_s: float) -> None:
+    assert watch_of(replace(CLAIM, holder=said), ClaimTiming()) == watched_s
+
+
+def test_the_lease_ends_well_before_the_watch() -> None:
+    timing = ClaimTiming()
+    assert timing.lease_s + timing.renew_within_s < timing.watch_s / 1.2
+    assert timing.lease_s >= 3 * timing.heartbeat_s
+
+
+def rank(epoch: int, nonce: str, counter: int = 1) -> ClaimBlock:
+    return ClaimBlock(0, 1, epoch, counter, f"host=a nonce={nonce}" if nonce else "")
+
+
+def test_a_higher_epoch_wins_whatever_the_counters_are() -> None:
+    ours = rank(5, "ff", counter=900)
+    assert rival_of(ours, [ours, rank(6, "00", counter=1)]) is not None
+    assert rival_of(ours, [ours, rank(6, "")]) is not None
+    assert rival_of(ours, [ours, rank(4, "ff", counter=10_000)]) is None
+    assert rival_of(ours, []) is None
+
+
+def test_of_two_claims_with_one_epoch_exactly_one_wins() -> None:
+    one, other = rank(5, "aa"), rank(5, "bb", counter=0)
+    assert (rival_of(one, [one, other]), rival_of(other, [one, other])) == (other, None)
+    assert is_there(one, [one])
+    assert not is_there(one, [other])

@@ -1,17 +1,19 @@
 """Ownership as the store sees it: looks at the claim, losing it, giving it back."""
 
+import socket
 from dataclasses import replace
 
 import pytest
 from store_tools import CHUNK, chunk, counts, expire, has, options, put_all, start_load
 
-from fx100_lmcache.claim import newest_claim, read_claims, take_claim, write_claim
+from fx100_lmcache.claim import newest_claim, read_claims, write_claim
 from fx100_lmcache.errors import ClaimError
 from fx100_lmcache.geometry import CLAIM_BYTES
 from fx100_lmcache.ondisk.claim_block import ClaimBlock
 from fx100_lmcache.testing.harness import Rig, digest_of
 from fx100_lmcache.testing.memory import Fault
 
+FAR = "host=far machine=m boot=b pid=1 nonce=ffff"
 ALWAYS = -1.0  # the last look is never recent enough
 
 
@@ -29,7 +31,10 @@ def on_media(store: Rig) -> ClaimBlock:
 def taken_over(store: Rig) -> None:
     """Somebody else was given the shard while we were stopped."""
     volume = store.store.volume
-    take_claim(store.members, volume.geometry, volume.uuid, 0, unix_s=2e9, take_over=True)
+    theirs = replace(on_media(store), epoch=2_000_000_000, holder=FAR)
+    for member in store.members:
+        for counter in (theirs.counter + 1, theirs.counter + 2):
+            write_claim(member, volume.geometry, volume.uuid, replace(theirs, counter=counter))
 
 
 def claim_faults(store: Rig, kind: str) -> None:
@@ -169,12 +174,14 @@ def test_a_clear_survives_the_loss_of_its_claim_block() -> None:
     assert on_media(store).generation == 2  # written again
 
 
-def test_another_host_is_refused() -> None:
+@pytest.mark.parametrize("holder", [FAR, f"host={socket.gethostname()} boot=b pid=1"])
+def test_another_host_is_refused(holder: str) -> None:
+    """By an equal host name nobody is known: containers share names, or are all localhost."""
     store = Rig.fresh(options=options())
-    foreign = replace(on_media(store), holder="host=far machine=m boot=b pid=1", counter=10)
+    foreign = replace(on_media(store), holder=holder, version=1, counter=10)
     volume = store.store.volume
     write_claim(store.members[0], volume.geometry, volume.uuid, foreign)
-    with pytest.raises(ClaimError, match="host=far"):
+    with pytest.raises(ClaimError, match=r"claimed by another host: host="):
         store.open()
 
 

@@ -59,7 +59,7 @@ def test_an_object_of_more_than_4_gib_is_not_read_into_less_memory(tmp_path: Pat
     path = tmp_path / "sparse"
     with path.open("wb") as file:
         file.truncate(4608 << 20)
-    member = open_member(path)
+    member = open_member(path, direct="off")
     geometry = plan_geometry(
         [member.size_bytes], object_bytes=8 << 20, inode_bytes=16_384, bytes_per_inode=1 << 30
     )

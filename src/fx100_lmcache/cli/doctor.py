@@ -7,7 +7,6 @@ import dataclasses
 import os
 import re
 import shlex
-import time
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Annotated
 import typer
 
 from fx100_lmcache.access import reconnect_obstacles
-from fx100_lmcache.claim import holder_text, same_host
+from fx100_lmcache.claim import same_kernel
 from fx100_lmcache.cli.console import (
     EXIT_FAILED,
     ConfigPath,
@@ -39,6 +38,7 @@ from fx100_lmcache.doctor.proof import prove_io
 from fx100_lmcache.doctor.sizes import check_sizes
 from fx100_lmcache.doctor.volume import check_claims, check_volume, shards_needed
 from fx100_lmcache.errors import FX100Error
+from fx100_lmcache.machine import this_machine
 from fx100_lmcache.nvmf.check import Finding, Severity, check, worst
 from fx100_lmcache.nvmf.connect import with_numbers
 from fx100_lmcache.nvmf.scope import part_of_volume
@@ -170,7 +170,7 @@ def _look_at_volume(config: Config, report: Report, question: Question) -> Itera
 def _program(holder: str) -> str:
     """Return the command line of a shard's holder, if it runs on this host and may be seen."""
     pid = re.search(r"\bpid=(\d+)", holder)
-    if pid is None or not same_host(holder, holder_text(time.time())):
+    if pid is None or not same_kernel(holder, this_machine()):
         return ""
     try:
         words = Path(f"/proc/{pid[1]}/cmdline").read_bytes().split(b"\0")

@@ -17,7 +17,7 @@ from fx100_lmcache.access import (
     silent_devices,
     silent_error,
 )
-from fx100_lmcache.claim import holder_text, newest_claim, read_claims, same_host
+from fx100_lmcache.claim import decided_by_locks, newest_claim, read_claims, same_kernel
 from fx100_lmcache.cli.problems import (
     Problem,
     damaged_label,
@@ -31,6 +31,7 @@ from fx100_lmcache.config import Config, load
 from fx100_lmcache.config.model import MemberConfig
 from fx100_lmcache.errors import FX100Error, MissingMemberError, RecordError
 from fx100_lmcache.geometry import BLOCK_BYTES, CLAIM_BYTES, LABEL_BYTES, Geometry
+from fx100_lmcache.machine import this_machine
 from fx100_lmcache.members.allocation import allocation_of
 from fx100_lmcache.members.device import DeviceMember, open_member
 from fx100_lmcache.ondisk.label import Label, unpack_label
@@ -40,6 +41,7 @@ from fx100_lmcache.volume import Volume, assemble, read_at, read_label
 
 INODES_SCARCE = 0.5
 """Share of the inodes in use from which it matters that they run out first."""
+_LOOK_S = 0.5  # from one look of a watch to the next
 
 
 @dataclass(slots=True)
@@ -89,6 +91,12 @@ class ShardReport:
         died; the next to open takes it) or ``claimed by another host``.
     holder : str
         The owner's own words; empty when free.
+    same_boot : bool
+        Whether the holder runs, or ran, under this kernel, so that its locks tell if it lives.
+    renews : bool
+        Whether the holder renews its claim while it lives: one of an older version does not.
+    still_s : float or None
+        How long the claim stood still at the end of a watch; None if it was not watched.
     """
 
     shard: int
@@ -96,6 +104,9 @@ class ShardReport:
     holder: str
     generation: int
     epoch: int
+    same_boot: bool = False
+    renews: bool = False
+    still_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -145,8 +156,14 @@ class Report:
         return {"healthy": self.healthy, **dataclasses.asdict(self)}
 
 
-def inspect(path: Path) -> Report:
-    """Look at the volume of a configuration file; never raises for what is wrong with it."""
+def inspect(path: Path, watch_s: float = 0.0) -> Report:
+    """Look at the volume of a configuration file; never raises for what is wrong with it.
+
+    Parameters
+    ----------
+    watch_s : float
+        Watch for so long whether claims are renewed.
+    """
     report = Report(str(path))
     try:
         config = load(path)
@@ -162,7 +179,7 @@ def inspect(path: Path) -> Report:
             member = _look_at_member(config, wanted, where, report, opened)
             if member is not None:
                 found.append(member)
-        _look_at_volume(report, config, found)
+        _look_at_volume(report, config, found, watch_s)
     _look_at_paths(report)
     return report
 
@@ -243,7 +260,9 @@ def _not_writable(member: DeviceMember) -> Problem:
     )
 
 
-def _look_at_volume(report: Report, config: Config, members: list[DeviceMember]) -> None:
+def _look_at_volume(
+    report: Report, config: Config, members: list[DeviceMember], watch_s: float
+) -> None:
     if not members:
         return
     whole: Volume | None = None
@@ -263,6 +282,8 @@ def _look_at_volume(report: Report, config: Config, members: list[DeviceMember])
         report.shards = [
             _look_at_shard(members, geometry, volume, s) for s in range(geometry.shards)
         ]
+        if watch_s > 0:
+            _watch(members, geometry, report.shards, watch_s)
         if whole is not None:
             found = recover(
                 whole.members,
@@ -287,12 +308,31 @@ def _look_at_shard(
         state = "in use"
     elif not holder:
         state = "free"
-    elif same_host(holder, holder_text(time.time())):
+    elif claim and decided_by_locks(claim, this_machine(), members):
         state = "left behind"
     else:
         state = "claimed by another host"
     generation, epoch = (claim.generation, claim.epoch) if claim else (1, 0)
-    return ShardReport(shard, state, holder, generation, epoch)
+    same_boot = same_kernel(holder, this_machine())
+    renews = claim is not None and bool(holder) and claim.renewed
+    return ShardReport(shard, state, holder, generation, epoch, same_boot, renews)
+
+
+def _watch(
+    members: list[DeviceMember], geometry: Geometry, shards: list[ShardReport], watch_s: float
+) -> None:
+    """Note how long the claims stood still at the end of a watch of at most so long."""
+    began = time.monotonic()
+    seen = {s.shard: read_claims(members, geometry, s.shard) for s in shards if s.holder}
+    changed: dict[int, float] = {}
+    while seen and len(changed) < len(seen) and time.monotonic() - began < watch_s:
+        time.sleep(min(_LOOK_S, watch_s))
+        for shard, before in seen.items():
+            if shard not in changed and read_claims(members, geometry, shard) != before:
+                changed[shard] = time.monotonic()
+    for each in shards:
+        if each.shard in seen:
+            each.still_s = round(time.monotonic() - changed.get(each.shard, began), 1)
 
 
 def generations_of(shards: list[ShardReport]) -> dict[int, int]:

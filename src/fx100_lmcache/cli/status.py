@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -24,7 +25,20 @@ from fx100_lmcache.cli.problems import Problem
 
 
 @explained
-def status_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
+def status_command(
+    config: ConfigPath,
+    as_json: JsonFlag = False,
+    watch_s: Annotated[
+        float,
+        typer.Option(
+            "--watch",
+            min=0,
+            max=600,
+            metavar="SECONDS",
+            help="Watch so long whether the owners of shards renew their claims.",
+        ),
+    ] = 0.0,
+) -> None:
     """Show a volume: members, owners, usage, problems. Reads only, also beside a live server.
 
     Exit code 1 if the volume would not open or not work.
@@ -33,13 +47,15 @@ def status_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
     formatted_unix_s; members: path, identity, index, label ("good", "damaged copy", "unreadable"),
     io_mode ("direct", "buffered", null), logical_block_bytes, size_bytes, formatted_bytes,
     allocated_bytes (null where the storage below does not say), paths; shards: shard, state ("in
-    use", "free", "left behind", "claimed by another host"), holder, generation, epoch; usage (null
+    use", "free", "left behind", "claimed by another host"), holder, generation, epoch, same_boot
+    (the holder runs, or ran, under this kernel), renews (an owner of this kind shows that it
+    lives), still_s (how long the claim stood still at the end of --watch, or null); usage (null
     unless the volume is whole): entries, live_bytes, used_bytes, free_bytes, capacity_bytes,
     inode_slots, torn_inodes, dropped_inodes (by reason), used_share (the larger of the shares of
     blocks and inodes in use), limit ("blocks" or "inodes"); problems and warnings: what, why, do,
     member.
     """
-    report = inspect(config)
+    report = inspect(config, watch_s)
     if as_json:
         print_json(report.as_dict())
     else:
@@ -87,9 +103,15 @@ def _member_table(members: Iterable[MemberReport]) -> Table:
 
 
 def _shard_table(shards: Iterable[ShardReport]) -> Table:
-    table = Table("shard", "state", "holder")
+    table = Table("shard", "state", "this boot", "stands still", "holder")
     for shard in shards:
-        table.add_row(str(shard.shard), shard.state, escape(shard.holder) or "-")
+        table.add_row(
+            str(shard.shard),
+            shard.state,
+            ("yes" if shard.same_boot else "no") if shard.holder else "-",
+            "-" if shard.still_s is None else f"{shard.still_s:g} s",
+            escape(shard.holder) or "-",
+        )
     return table
 
 

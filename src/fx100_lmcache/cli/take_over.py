@@ -19,9 +19,11 @@ def take_over_command(
 ) -> None:
     """Free the claims of a host that is gone, so that this one may open the volume.
 
-    Needed only when that host died without giving its claims back. If it lives after all, it
-    notices within a second and stops storing; entries may be lost, wrong bytes are never served.
-    A process of this host cannot be replaced so: stop it.
+    A server that starts replaces such claims by itself, once they stood still for the watched time
+    (15 s); this skips the watch. Needed only for claims of a version that does not renew them. If
+    that host lives after all, it notices with its next write or heartbeat and stops storing;
+    entries may be lost, wrong bytes are never served. A process under this kernel cannot be
+    replaced so: stop it.
     """
     settings = load(config)
     console = human()

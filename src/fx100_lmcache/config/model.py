@@ -219,6 +219,30 @@ class DeadlineConfig(Section):
         return self
 
 
+class ClaimConfig(Section):
+    """How the owner of a shard shows that it lives, to servers on other hosts."""
+
+    heartbeat_s: Annotated[float, duration_field(0.1, 60)] = Field(
+        default=3.0,
+        validation_alias="heartbeat",
+        description="Seconds between two renewals of a claim: a write of 4 KiB for each shard and "
+        "member.",
+    )
+    watch_s: Annotated[float, duration_field(5, 600)] = Field(
+        default=15.0,
+        validation_alias="watch",
+        description="Seconds that another host's claim must stand still before it is replaced. "
+        "The owner stops storing when it could not renew for 0.6 of this.",
+    )
+
+    @model_validator(mode="after")
+    def _beats_fit(self) -> Self:
+        if self.watch_s < 5 * self.heartbeat_s:
+            allowed = f"must be at least 5 heartbeats, here {5 * self.heartbeat_s:g}s"
+            reject(allowed, ("watch",), self.watch_s)
+        return self
+
+
 class SpaceConfig(Section):
     """How much room is kept free by evicting ahead of need."""
 
@@ -303,6 +327,7 @@ class Config(Section):
     stripe: StripeConfig = Field(default=StripeConfig(), description="Spreading of an object.")
     io: IoConfig = Field(default=IoConfig(), description="Threads, sizes and limits.")
     deadlines: DeadlineConfig = Field(default=DeadlineConfig(), description="Time limits.")
+    claim: ClaimConfig = Field(default=ClaimConfig(), description="Who owns a shard.")
     space: SpaceConfig = Field(default=SpaceConfig(), description="Free space and eviction.")
     identity: IdentityConfig = Field(default=IdentityConfig(), description="Tags of models.")
     inprocess: InProcessConfig = Field(

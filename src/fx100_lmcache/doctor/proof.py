@@ -16,17 +16,17 @@ import ctypes
 import fcntl
 import mmap
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from fx100_lmcache.access import open_members
 from fx100_lmcache.aligned import address_of, aligned_buffer
-from fx100_lmcache.claim import holder_text, newest_claim, read_claims, same_host
+from fx100_lmcache.claim import decided_by_locks, newest_claim, read_claims
 from fx100_lmcache.config import Config
 from fx100_lmcache.doctor.findings import note, ok, problem, warning
 from fx100_lmcache.errors import ClaimError, FX100Error
 from fx100_lmcache.geometry import CLAIM_BYTES, Geometry, round_up
+from fx100_lmcache.machine import this_machine
 from fx100_lmcache.members.base import Member, read_whole
 from fx100_lmcache.members.device import DeviceMember
 from fx100_lmcache.nvmf.check import Finding
@@ -81,7 +81,7 @@ def prove_io(config: Config, *, exclusive: bool) -> list[Finding]:
 
 def _owner(volume: Volume) -> str:
     """Lock all shards without claiming them; return who has one, empty if nobody does."""
-    geometry, us = volume.geometry, holder_text(time.time())
+    geometry, machine = volume.geometry, this_machine()
     for shard in range(geometry.shards):
         start = geometry.claim_offset(shard, 0)
         locked = all(member.try_lock(start, 2 * CLAIM_BYTES) for member in volume.members)
@@ -89,7 +89,7 @@ def _owner(volume: Volume) -> str:
         holder = claim.holder if claim else ""
         if not locked:
             return holder or "an unknown process"
-        if holder and not same_host(holder, us):
+        if claim and holder and not decided_by_locks(claim, machine, volume.members):
             return holder
     return ""
 

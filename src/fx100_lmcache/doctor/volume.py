@@ -61,16 +61,30 @@ def check_claims(
                 "look for fx100 and 'Failed to create backend' in the log of LMCache or vLLM",
             )
         elif shard.state == "claimed by another host":
-            yield problem(
-                subject,
-                f"claimed by another host: {who}",
-                "two writers would destroy each other's entries, so it does not open here",
-                "stop the server there; if that host is gone: fx100 take-over CONFIG",
-            )
+            yield _of_another_host(subject, who, renews=shard.renews)
         elif shard.state == "left behind":
             yield note(subject, f"left behind by {who}", "that process died; the next one takes it")
         else:
             yield ok(subject, "free")
+
+
+def _of_another_host(subject: str, who: str, *, renews: bool) -> Finding:
+    if not renews:
+        return problem(
+            subject,
+            f"claimed by another host: {who}",
+            "two writers would destroy each other's entries, and a claim of an older version does "
+            "not show whether that host lives",
+            "stop the server there; if that host is gone: fx100 take-over CONFIG",
+        )
+    return problem(
+        subject,
+        f"claimed by another host: {who}",
+        "two writers would destroy each other's entries: it opens here once that claim stood "
+        "still for claim.watch",
+        "fx100 status CONFIG --watch 20; if it is renewed, stop the server there; if it stands "
+        "still, start this one, which waits, or: fx100 take-over CONFIG",
+    )
 
 
 def _in_use(subject: str, who: str, question: Question) -> Finding:

@@ -127,6 +127,8 @@ class Job:
     hold : bool
         For reads straight into memory that is not ours to keep: the job is not reported while
         the kernel may still write there.
+    urgent : bool
+        Not behind other I/O: on a lane of its own, for what is small and rare.
     """
 
     write: bool
@@ -135,6 +137,7 @@ class Job:
     on_done: Callable[[Job], None]
     on_late: Callable[[Transfer], None] | None = None
     hold: bool = False
+    urgent: bool = False
     remaining: int = field(init=False)
     finished_at: float = 0.0
     reported: bool = field(init=False, default=False)

@@ -279,6 +279,8 @@ class LaneEngine:
         return taken
 
     def _lane_for(self, slot: MemberSlot, transfer: Transfer) -> Lane:
+        if transfer.job.urgent:
+            return slot.urgent
         align = slot.member.logical_block_bytes
         if not transfer.buffer.fits_directly(transfer.start, transfer.length, align):
             return slot.bounced

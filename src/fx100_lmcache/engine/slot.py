@@ -17,7 +17,7 @@ from fx100_lmcache.members.base import Member
 
 log = logging.getLogger(__name__)
 
-LANES = ("reads", "writes", "bounced")
+LANES = ("reads", "writes", "bounced", "urgent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,7 @@ class MemberSlot:
     reads: Lane = field(init=False)
     writes: Lane = field(init=False)
     bounced: Lane = field(init=False)
+    urgent: Lane = field(init=False)
 
     def __post_init__(self) -> None:
         self.troubles = BurstLog(log, self.member.name)
@@ -140,7 +141,7 @@ class LaneFactory(Protocol):
     kind: str
 
     def make(self, what: str, slot: MemberSlot, finish: Finish) -> Lane:
-        """Make a lane: ``what`` is ``reads``, ``writes`` or ``bounced`` (unaligned memory)."""
+        """Make a lane: ``what`` is one of `LANES`; ``bounced`` is for unaligned memory."""
         ...
 
     def close(self) -> None:
@@ -161,7 +162,12 @@ class ThreadedLanes:
             "reads": options.read_in_flight_bytes,
             "writes": writers * options.max_io_bytes,
         }
-        self._threads = {"reads": readers, "writes": writers, "bounced": max(2, readers // 4)}
+        self._threads = {
+            "reads": readers,
+            "writes": writers,
+            "bounced": max(2, readers // 4),
+            "urgent": 1,
+        }
 
     def make(self, what: str, slot: MemberSlot, finish: Finish) -> Lane:
         """Make a lane."""
@@ -170,7 +176,11 @@ class ThreadedLanes:
         def limit() -> int:
             return slot.max_io_bytes
 
-        if self._reaper is not None and member.fileno() is not None and what != "bounced":
+        if (
+            self._reaper is not None
+            and member.fileno() is not None
+            and what in self._in_flight_bytes
+        ):
             in_flight_bytes = self._in_flight_bytes[what]
             return NativeLane(
                 member, threads, in_flight_bytes, limit, finish, self._reaper, self._defects

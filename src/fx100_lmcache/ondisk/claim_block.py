@@ -2,10 +2,14 @@
 
 Each shard has two on every member, written alternately; the highest valid counter wins, so a
 torn write leaves the previous one in force.
+
+Version 1 was written once by each open. The owner of a version 2 block writes it again and again,
+so that its standing still means something. Readers of version 1 read version 2 as well.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 
@@ -15,6 +19,7 @@ from fx100_lmcache.errors import RecordError
 from fx100_lmcache.geometry import CLAIM_BYTES
 
 MAGIC = b"FXCL"
+VERSION = 2
 _CLAIM = struct.Struct("<Q 4sHH 16s II QQ")
 HOLDER_BYTES = 256
 MAX_GENERATION = (1 << 32) - 1
@@ -40,6 +45,8 @@ class ClaimBlock:
     holder : str
         Host, process and time of the owner, for the message that a second opener sees; empty
         after a clean close.
+    version : int
+        From 2 on the owner renews the claim while it lives.
     """
 
     shard: int
@@ -47,6 +54,27 @@ class ClaimBlock:
     epoch: int
     counter: int
     holder: str
+    version: int = VERSION
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The ``name=value`` pairs of the holder's text."""
+        return words_of(self.holder)
+
+    @property
+    def nonce(self) -> str:
+        """A random number of this open; empty when nobody owns the shard, and in version 1."""
+        return self.words.get("nonce", "")
+
+    @property
+    def rank(self) -> tuple[int, str]:
+        """Which of two owners gives way: the one with the lower rank."""
+        return self.epoch, self.nonce
+
+    @property
+    def renewed(self) -> bool:
+        """Whether a living owner renews it."""
+        return self.version >= 2
 
     def pack(self, volume: bytes) -> bytes:
         """Encode for the volume with this UUID (16 bytes)."""
@@ -54,7 +82,7 @@ class ClaimBlock:
         body = _CLAIM.pack(
             0,
             MAGIC,
-            1,
+            self.version,
             len(holder),
             volume,
             self.shard,
@@ -64,6 +92,11 @@ class ClaimBlock:
         )[8:]
         body += holder
         return (struct.pack("<Q", xxhash.xxh3_64_intdigest(body)) + body).ljust(CLAIM_BYTES, b"\0")
+
+
+def words_of(holder: str) -> dict[str, str]:
+    """Return the ``name=value`` pairs of a holder's text."""
+    return dict(re.findall(r"(\w+)=(\S+)", holder))
 
 
 def next_epoch(seen: int, unix_s: float) -> int:
@@ -87,8 +120,8 @@ def unpack_claim(block: bytes, volume: bytes, shard: int) -> ClaimBlock:
     RecordError
         If it is empty, damaged, of another volume or shard, or says what no owner writes.
     """
-    (checksum, magic, _, holder_bytes, owner, at, generation, epoch, counter) = _CLAIM.unpack_from(
-        block
+    (checksum, magic, version, holder_bytes, owner, at, generation, epoch, counter) = (
+        _CLAIM.unpack_from(block)
     )
     used = _CLAIM.size + holder_bytes
     if magic != MAGIC or holder_bytes > HOLDER_BYTES:
@@ -99,7 +132,8 @@ def unpack_claim(block: bytes, volume: bytes, shard: int) -> ClaimBlock:
         raise RecordError("claim of another volume or shard")
     if epoch > MAX_EPOCH or counter > MAX_COUNTER:
         raise RecordError("claim damaged: impossible epoch or counter")
-    return ClaimBlock(shard, generation, epoch, counter, _shown(block[_CLAIM.size : used]))
+    holder = _shown(block[_CLAIM.size : used])
+    return ClaimBlock(shard, generation, epoch, counter, holder, version)
 
 
 def _shown(text: bytes) -> str:

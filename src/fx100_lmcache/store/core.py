@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fx100_lmcache.aligned import BufferPool, zero_buffer
 from fx100_lmcache.catalog import Catalog
+from fx100_lmcache.claim import ClaimTiming
 from fx100_lmcache.counters import STORE, Tally
 from fx100_lmcache.engine.base import Engine, Job, Status
 from fx100_lmcache.engine.defects import Guard
@@ -16,6 +17,7 @@ from fx100_lmcache.ledger import BlockLedger
 from fx100_lmcache.scarcity import Stock, Stocks
 from fx100_lmcache.space import Extent, Space
 from fx100_lmcache.store.backing import Backing
+from fx100_lmcache.store.gate import GatedEngine
 from fx100_lmcache.store.lock import StoreLock
 
 GIB = 1024**3
@@ -36,6 +38,8 @@ class StoreOptions:
         After this, pins that were never given back do not count (LMCache's own is 300 s).
     claim_check_s : float
         A writer looks at its claim again when its last look is older than this.
+    claim_timing : ClaimTiming
+        How often the claim is renewed, and how long one that stands still is watched.
     max_write_bytes : int
         Bytes of puts in flight; what comes beyond is dropped and counted, it never waits.
     max_waiting_puts : int
@@ -53,6 +57,7 @@ class StoreOptions:
     store_s: float = 60.0
     pin_ttl_s: float = 300.0
     claim_check_s: float = 1.0
+    claim_timing: ClaimTiming = field(default_factory=ClaimTiming)
     max_write_bytes: int = 8 * GIB
     max_waiting_puts: int = 16_384
     reserve_fraction: float = 0.03
@@ -85,7 +90,7 @@ class Core:
     ) -> None:
         self.geometry = geometry
         self.volume = volume
-        self.engine = engine
+        self.engine = GatedEngine(engine)
         self.options = options
         self.defects = engine.defects
         self.lock = StoreLock(self.guard)

@@ -148,6 +148,8 @@ class Eraser:
         core = self._core
         if not self._failed or core.engine.now() < self._retry_at:
             return
+        if not core.engine.open_to_writes():
+            return
         down = core.closed_mask()
         for _ in range(min(_RETRIES, len(self._failed))):
             victim = self._failed.popleft()

@@ -1,40 +1,143 @@
-"""Looks at the claims again before writing, and notices when they are lost."""
+"""Keeps the claims of an open store: renews them, looks at them, and notices when they are lost.
+
+Every write of a claim block after the opening is made here, in *rounds*: look, compare, write. A
+round is begun by the heartbeat, a clear, or the end; rounds do not overlap. Looks and writes are
+urgent jobs of the engine: they wait for no bulk I/O, and nobody hangs in them.
+
+Two things let the store write. A *lease*: the last renewal was begun no longer ago than
+``ClaimTiming.lease_s``, so nobody who watches the claim can have replaced us. And a *look* no older
+than ``claim_check_s``, for the operator's word, which replaces without a watch.
+"""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from fx100_lmcache import claim as rules
 from fx100_lmcache.aligned import zero_buffer
-from fx100_lmcache.claim import ShardClaim, newest_claim, read_claims, write_claim
-from fx100_lmcache.engine.base import Job, Transfer
+from fx100_lmcache.claim import (
+    ClaimTiming,
+    is_there,
+    read_claims,
+    rival_of,
+    valid_claims,
+    write_claim,
+)
+from fx100_lmcache.claiming import Taken
+from fx100_lmcache.engine.base import Engine, IoBuffer, Job, Transfer
 from fx100_lmcache.geometry import CLAIM_BYTES
+from fx100_lmcache.machine import Machine
 from fx100_lmcache.members.base import Member
+from fx100_lmcache.ondisk.claim_block import ClaimBlock
 from fx100_lmcache.store.core import Core
 
 log = logging.getLogger(__name__)
 
+Answer = Callable[[bool], None]
 
-class Ownership:
-    """Whether the shards are still ours.
+_SHORTEST_BEAT_S = 0.1
+_COUNTERS = (
+    "claim_renewals",
+    "claim_renewal_failures",
+    "claim_lost",
+    "claims_taken_over",
+    "claims_taken_over_by_watch",
+)
 
-    A process that was stopped for a while and replaced must not go on writing. So the claim
-    blocks are read again (an ordinary job of the engine, 8 KiB) when the last look is older than
-    ``claim_check_s``, on the clock that goes on while the machine sleeps. Writes already on
-    their way can then only cause misses: every piece is verified when it is read.
+
+@dataclass(slots=True, eq=False)
+class _Round:
+    """One look at the claims, and what is written after it.
+
+    Attributes
+    ----------
+    lookers, writers : list of callable
+        Told whether the shards are ours; whether our claims are on every member that is up. A
+        round without ``writers`` writes nothing.
+    pending : set of int
+        Members that have not answered yet: first to the look, then to the write.
+    seen : dict of int to bytes
+        The claim areas that were read, by member.
     """
 
-    def __init__(self, core: Core, claims: dict[int, ShardClaim]) -> None:
-        self._core = core
-        self._claims = claims
-        self._looked_at = _boot_s()
-        self._waiting: list[Callable[[bool], None]] = []
-        self.lost = False
-        self._buffer = zero_buffer(2 * CLAIM_BYTES * core.geometry.shards)
+    started: float
+    lookers: list[Answer]
+    writers: list[Answer]
+    release: bool
+    pending: set[int] = field(default_factory=set)
+    seen: dict[int, bytes] = field(default_factory=dict)
+    judged: bool = False
+    written: int = 0
+    failed: int = 0
+    over: bool = False
 
-    def when_checked(self, go: Callable[[bool], None], *, look: bool = False) -> None:
-        """Call ``go(ours)``: at once if the last look is recent, else after a new one.
+
+class Ownership:
+    """Whether the shards are still ours. Thread-safe.
+
+    Parameters
+    ----------
+    engine : Engine
+        The one behind the gate: claims are written when a look has said that they are ours.
+    taken : Taken
+        Claims as they were written. Nothing else may be written until a renewal confirms them.
+
+    Attributes
+    ----------
+    lost_to : str
+        Who has taken our place; empty while the shards are ours.
+    """
+
+    def __init__(
+        self, core: Core, engine: Engine, machine: Machine, timing: ClaimTiming, taken: Taken
+    ) -> None:
+        self._core = core
+        self._engine = engine
+        self._machine = machine
+        self._timing = timing
+        self._claims = dict(taken.claims)
+        self._area = range(min(self._claims), max(self._claims) + 1)
+        self._held_since = taken.written_at  # while there is no lease, a later look may give one
+        self._lease_until = self._looked_at = float("-inf")
+        self._failing = False
+        self._busy: dict[int, int] = {}  # claim I/O that members keep past its deadline
+        self._lookers: list[Answer] = []
+        self._writers: list[Answer] = []
+        self._release = self._released = False
+        self._round: _Round | None = None
+        self.lost_to = ""
+        core.counts.update(dict.fromkeys(_COUNTERS, 0))
+        core.counts["claims_taken_over"] += len(taken.told)
+        core.counts["claims_taken_over_by_watch"] += len(taken.watched)
+
+    def may_write(self) -> bool:
+        """Whether nobody who watches can have replaced us."""
+        return (
+            not self.lost_to
+            and not self._released
+            and not self._core.forked
+            and self._machine.clock() <= self._lease_until
+        )
+
+    def why_not(self) -> str:
+        """Name the reason why something is not stored."""
+        if self.lost_to:
+            return "claim_lost"
+        if self._core.closing:
+            return "closing"
+        return "claim_unread" if self.may_write() else "claim_stale"
+
+    @property
+    def settles_in_s(self) -> float:
+        """Seconds until a renewal could confirm what was written without a lease."""
+        return max(0.0, self._held_since + rules.SETTLE_S - self._machine.clock())
+
+    def check(self, go: Answer, *, look: bool = False) -> None:
+        """Call ``go(ours)``: at once if it is known, else after a look.
 
         Parameters
         ----------
@@ -42,52 +145,82 @@ class Ownership:
             Look in any case: for what would overwrite the claim of a new owner.
         """
         with self._core.lock:
-            recent = _boot_s() - self._looked_at <= self._core.options.claim_check_s
-            fresh = self.lost or (recent and not look)
-            if not fresh:
-                self._waiting.append(go)
-                if len(self._waiting) > 1:
-                    return  # a look is on its way
-        if fresh:
-            go(not self.lost)
+            may = self.may_write()
+            recent = self._machine.clock() - self._looked_at <= self._core.options.claim_check_s
+            known = bool(self.lost_to) or self._released or (not look and (recent or not may))
+            under_way = self._round if self._round and not self._round.judged else None
+            if not known:
+                (self._lookers if under_way is None else under_way.lookers).append(go)
+        if known:
+            go(may)
         else:
-            self._look()
+            self._begin()
 
-    def _look(self) -> None:
-        core = self._core
-        down = core.engine.down_mask()
-        members = range(len(core.geometry.members))
-        member = next((m for m in members if not down >> m & 1), 0)
-        offset = core.geometry.claim_offset(0, 0)
-        transfer = Transfer(member, offset, self._buffer, 0, self._buffer.length)
-        look_s = min(core.options.load_s, core.options.store_s)  # whole puts wait for it
-        deadline = core.engine.now() + look_s
-        core.engine.submit([Job(False, [transfer], deadline, self._looked)])
+    def renew(self, then: Answer, *, release: bool = False) -> None:
+        """Look, compare, and write our claims, with the generations of now.
 
-    def _looked(self, job: Job) -> None:
-        core = self._core
-        with core.lock:
-            if job.ok:
-                self._looked_at = _boot_s()
-                self.lost = self.lost or not all(map(self._still_ours, self._claims))
-                if self.lost:
-                    log.error("our claim was taken over; nothing more is stored")
-            # unreadable: these puts are dropped, but the claim is not known to be lost
-            if any(t.in_kernel for t in job.transfers):
-                self._buffer = zero_buffer(self._buffer.length)  # the kernel has the old one
-            waiting, self._waiting = self._waiting, []
-        for go in waiting:
-            go(not self.lost and job.ok)
+        Parameters
+        ----------
+        then : callable
+            Told whether they are ours and were written to every member that is up.
+        release : bool
+            Write that nobody holds the shards; nothing is written afterwards.
+        """
+        with self._core.lock:
+            known = bool(self.lost_to) or self._released
+            if not known:
+                self._writers.append(then)
+                self._release |= release
+        if known:
+            then(False)
+        else:
+            self._begin()
 
-    def _still_ours(self, shard: int) -> bool:
-        at = 2 * CLAIM_BYTES * shard
-        view = self._buffer.view[at : at + 2 * CLAIM_BYTES]
-        blocks = [bytes(view[:CLAIM_BYTES]), bytes(view[CLAIM_BYTES:])]
-        seen = newest_claim(blocks, self._core.volume, shard)
-        return seen is not None and seen.epoch == self._claims[shard].block.epoch
+    def beat(self) -> float | None:
+        """Renew; return seconds until the next time, None when there is nothing to renew."""
+        with self._core.lock:
+            if self.lost_to or self._released or self._core.forked:
+                return None
+            current = self._round
+            if current is not None and self._age_s(current) <= self._timing.renew_within_s:
+                current = None  # a round is under way, and in time
+            under_way = self._round is not None and current is None and bool(self._round.writers)
+        if current is not None:
+            self._abandon(current)
+        if not under_way:
+            self.renew(_nobody_asks)
+        settling_s = max(rules.SETTLE_S, _SHORTEST_BEAT_S) * 1.1
+        heartbeat_s = self._timing.heartbeat_s
+        return heartbeat_s if self.may_write() else min(heartbeat_s, settling_s)
+
+    def beat_failed(self, problem: Exception) -> None:
+        """Note an exception of :meth:`beat`."""
+        self._core.defects.caught("the claims were not renewed", problem)
+        with self._core.lock:
+            self._failing = True
+            self._core.counts["claim_renewal_failures"] += 1
+
+    def give_back(self, within_s: float) -> bool:
+        """Say on the members that nobody holds the shards, if they are ours; wait for it so long.
+
+        Returns
+        -------
+        bool
+            Whether it was written to every member that is up.
+        """
+        answers: list[bool] = []
+        answered = threading.Event()
+
+        def then(written: bool) -> None:
+            answers.append(written)
+            answered.set()
+
+        self.renew(then, release=True)
+        answered.wait(within_s)
+        return any(answers)
 
     def adopt(self, member: Member) -> bool:
-        """Claim a member that has come back under another name; False if it is not ours any more.
+        """Claim a member that has come back under another name; False if it may not be used.
 
         It may have missed a clear meanwhile, so our claim is written again. May block.
 
@@ -97,36 +230,259 @@ class Ownership:
             If it cannot be read or written.
         """
         core = self._core
-        for shard, claim in self._claims.items():
+        with core.lock:
+            claims = {} if self.lost_to or self._released else dict(self._claims)
+        for shard in claims:
             if not member.try_lock(core.geometry.claim_offset(shard, 0), 2 * CLAIM_BYTES):
                 log.error("%s: shard %d is in use by another process", member.name, shard)
                 return False
-            seen = newest_claim(read_claims([member], core.geometry, shard), core.volume, shard)
-            if seen is not None and seen.epoch > claim.block.epoch:
-                log.error("%s: shard %d was taken over by %s", member.name, shard, seen.holder)
-                self.lost = True
+        for shard, claim in claims.items():
+            began, sure = self._machine.clock(), self.may_write()
+            seen = valid_claims(read_claims([member], core.geometry, shard), core.volume, shard)
+            if (rival := rival_of(claim, seen)) is not None:
+                self._lose(shard, rival)
                 return False
-            write_claim(member, core.geometry, core.volume, claim.block)
+            late = self._machine.clock() - began > self._timing.renew_within_s
+            if late or not (sure or is_there(claim, seen)):
+                log.error("%s: shard %d may be somebody else's; not used yet", member.name, shard)
+                return False
+            write_claim(member, core.geometry, core.volume, claim)
+        return bool(claims)
+
+    def status(self) -> list[dict[str, Any]]:
+        """Describe our claims, as plain values."""
+        with self._core.lock:
+            now, holds = self._machine.clock(), self.may_write()
+            left_s = max(0.0, self._lease_until - now) if holds else 0.0
+            return [
+                {
+                    "shard": shard,
+                    "holder": claim.holder,
+                    "epoch": claim.epoch,
+                    "generation": claim.generation,
+                    "renewals": claim.counter,
+                    "lease_left_s": round(left_s, 3),
+                    "lost_to": self.lost_to,
+                }
+                for shard, claim in sorted(self._claims.items())
+            ]
+
+    def problems(self) -> list[str]:
+        """List what is wrong with our claims."""
+        if self.lost_to:
+            return [f"the claim was taken over by {self.lost_to}: nothing is stored"]
+        if self._released or self._core.forked or (self.may_write() and not self._failing):
+            return []
+        if self.may_write():
+            return ["the last renewal of the claims failed: if they go on, nothing is stored"]
+        since = max(self._lease_until, self._held_since)
+        away_s = max(0.0, self._machine.clock() - since)
+        return [f"the claims are not confirmed since {away_s:.0f} s: nothing is stored until then"]
+
+    # ----- rounds
+
+    def _age_s(self, current: _Round) -> float:
+        return self._machine.clock() - current.started
+
+    def _begin(self) -> None:
+        """Begin a round if there is reason for one, and none is under way."""
+        with self._core.lock:
+            if self._round is not None or not (self._lookers or self._writers):
+                return
+            current = _Round(self._machine.clock(), self._lookers, self._writers, self._release)
+            self._lookers, self._writers, self._round = [], [], current
+            members = self._reachable()
+            if not current.writers:
+                members = members[:1]  # whoever takes over writes to all
+            current.pending = set(members)
+            jobs = [self._look_job(current, member) for member in members]
+        if jobs:
+            self._engine.submit(jobs)
+        else:
+            self._judge(current)
+
+    def _reachable(self) -> list[int]:
+        """Return members that are up and keep no claim I/O of ours: one late write at most."""
+        down = self._engine.down_mask()
+        members = range(len(self._core.geometry.members))
+        return [m for m in members if not down >> m & 1 and not self._busy.get(m)]
+
+    def _deadline(self) -> float:
+        options = self._core.options
+        return self._engine.now() + min(options.load_s, options.store_s)  # whole puts wait for it
+
+    def _look_job(self, current: _Round, member: int) -> Job:
+        buffer = zero_buffer(2 * CLAIM_BYTES * len(self._area))
+        offset = self._core.geometry.claim_offset(self._area.start, 0)
+        transfer = Transfer(member, offset, buffer, 0, buffer.length)
+
+        def done(job: Job) -> None:
+            self._looked(current, member, buffer, job)
+
+        return Job(False, [transfer], self._deadline(), done, self._came_back, urgent=True)
+
+    def _looked(self, current: _Round, member: int, buffer: IoBuffer, job: Job) -> None:
+        with self._core.lock:
+            self._note_kept(member, job)
+            if current.judged:
+                return
+            if job.ok:
+                current.seen[member] = bytes(buffer.view)
+            current.pending.discard(member)
+            ready = not current.pending
+        if ready:
+            self._judge(current)
+
+    def _note_kept(self, member: int, job: Job) -> None:
+        kept = sum(transfer.in_kernel for transfer in job.transfers)
+        if kept:
+            self._busy[member] = self._busy.get(member, 0) + kept
+
+    def _came_back(self, transfer: Transfer) -> None:
+        with self._core.lock:
+            self._busy[transfer.member] -= 1
+
+    def _judge(self, current: _Round) -> None:
+        """Compare what was seen with our claims; if these hold, write those asked for."""
+        with self._core.lock:
+            if current.judged:
+                return
+            current.judged = True
+            current.pending = set()
+            ours = self._holds(current)
+            if ours:
+                self._looked_at = current.started
+            in_time = self._age_s(current) <= self._timing.renew_within_s
+            jobs = self._write_jobs(current) if ours and in_time and current.writers else []
+        if jobs:
+            self._engine.submit(jobs)
+        self._tell(current.lookers, ours and self.may_write())
+        if not jobs:
+            self._conclude(current)
+
+    def _holds(self, current: _Round) -> bool:
+        """Whether the shards are ours by what was seen; notes it if they are lost."""
+        if not current.seen:
+            return False
+        sure = not current.writers or current.started <= self._lease_until
+        for shard, claim in self._claims.items():
+            at = 2 * CLAIM_BYTES * (shard - self._area.start)
+            parts = [area[at : at + 2 * CLAIM_BYTES] for area in current.seen.values()]
+            blocks = [half for p in parts for half in (p[:CLAIM_BYTES], p[CLAIM_BYTES:])]
+            seen = valid_claims(blocks, self._core.volume, shard)
+            if (rival := rival_of(claim, seen)) is not None:
+                self._lose(shard, rival)
+                return False
+            if not seen and not current.writers:
+                return False  # on one member alone that may be damage
+            if not seen or not (sure or is_there(claim, seen)):
+                self._lose(shard, None)
+                return False
         return True
 
-    def give_back(self) -> None:
-        """Flush, and say on the members that nobody holds the shards any more. May block."""
-        core = self._core
-        try:
-            core.engine.flush()
-            if self.lost:
+    def _lose(self, shard: int, rival: ClaimBlock | None) -> None:
+        with self._core.lock:
+            if self.lost_to:
                 return
-            down = core.engine.down_mask()
-            for claim in self._claims.values():
-                claim.block = claim.next(holder="")
-                for index in range(len(core.geometry.members)):
-                    if not down >> index & 1:
-                        write_claim(
-                            core.engine.member(index), core.geometry, core.volume, claim.block
-                        )
-        except OSError as problem:
-            log.warning("claims not given back: %s", problem)
+            who = "somebody who overwrote it"
+            if rival is not None:
+                who = rival.holder or "somebody who has given it back since"
+            self.lost_to = who
+            self._core.counts["claim_lost"] += 1
+        log.error("our claim on shard %d was taken over by %s; nothing more is stored", shard, who)
+
+    def _write_jobs(self, current: _Round) -> list[Job]:
+        generations = self._core.generations
+        for shard, claim in self._claims.items():
+            self._claims[shard] = replace(
+                claim,
+                counter=claim.counter + 1,
+                generation=generations.get(shard, claim.generation),
+                holder="" if current.release else claim.holder,
+            )
+        self._released |= current.release
+        buffer = zero_buffer(CLAIM_BYTES * len(self._claims))
+        for place, claim in enumerate(self._claims.values()):
+            at = CLAIM_BYTES * place
+            buffer.view[at : at + CLAIM_BYTES] = claim.pack(self._core.volume)
+        members = [member for member in self._reachable() if member in current.seen]
+        current.pending = set(members)
+        return [self._write_job(current, member, buffer) for member in members]
+
+    def _write_job(self, current: _Round, member: int, buffer: IoBuffer) -> Job:
+        geometry = self._core.geometry
+        transfers = [
+            Transfer(
+                member,
+                geometry.claim_offset(shard, claim.counter % 2),
+                buffer,
+                CLAIM_BYTES * place,
+                CLAIM_BYTES,
+            )
+            for place, (shard, claim) in enumerate(self._claims.items())
+        ]
+
+        def done(job: Job) -> None:
+            self._written(current, member, job)
+
+        return Job(True, transfers, self._deadline(), done, self._came_back, urgent=True)
+
+    def _written(self, current: _Round, member: int, job: Job) -> None:
+        with self._core.lock:
+            self._note_kept(member, job)
+            if current.over:
+                return
+            if job.ok and self._age_s(current) <= self._timing.renew_within_s:
+                current.written += 1
+                self._extend(current.started)
+            else:
+                current.failed += 1
+            current.pending.discard(member)
+            ready = not current.pending
+        if ready:
+            self._conclude(current)
+
+    def _extend(self, started: float) -> None:
+        """Note a renewal: on one member it is enough, since whoever watches reads all of them.
+
+        Without a lease we are as an opener is: what was written must settle before it counts. Else
+        somebody who looked before it may be about to write.
+        """
+        now, lease_s = self._machine.clock(), self._timing.lease_s
+        settled = self._held_since + rules.SETTLE_S <= started <= self._held_since + lease_s
+        if now <= self._lease_until or settled:
+            self._lease_until = started + lease_s
+        elif started > self._held_since + lease_s:
+            self._held_since = now
+
+    def _abandon(self, current: _Round) -> None:
+        """Go on without the members that do not answer."""
+        if not current.judged:
+            self._judge(current)
+        else:
+            self._conclude(current)
+
+    def _conclude(self, current: _Round) -> None:
+        with self._core.lock:
+            if current.over:
+                return
+            current.over = True
+            self._round = None
+            everywhere = current.written > 0 and not current.failed and not current.pending
+            if current.writers and not current.release and not self.lost_to:
+                self._failing = not current.written
+                if self._failing:
+                    self._core.counts["claim_renewal_failures"] += 1
+                else:
+                    self._core.counts["claim_renewals"] += 1
+        self._tell(current.writers, everywhere)
+        self._begin()
+
+    def _tell(self, answers: Sequence[Answer], ours: bool) -> None:
+        for answer in answers:
+            with self._core.defects.guard("whoever waited for a claim failed to take the answer"):
+                answer(ours)
 
 
-def _boot_s() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+def _nobody_asks(_: bool) -> None:
+    """Whether a renewal worked is counted, and shown as a problem."""

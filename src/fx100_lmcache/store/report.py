@@ -11,15 +11,14 @@ FAILED_PUTS = 10  # after so many failures and no success, the tier does not wor
 _FAILURES = ("error", "deadline", "no_space_below")
 
 
-def problems_of(core: Core, *, claim_lost: bool, unerased: int) -> list[str]:
+def problems_of(core: Core, *, of_claims: list[str], unerased: int) -> list[str]:
     """List what is wrong; empty when puts and loads can work."""
     found = [
         f"member {state.name} is {state.state}: {state.last_error}"
         for state in core.engine.states()
         if state.state != "up"
     ]
-    if claim_lost:
-        found.append("the claim was taken over by another process: nothing is stored")
+    found += of_claims
     found += core.backing.problems(core.engine.down_mask())
     with core.lock:
         failed = sum(core.counts[f"put_drop_{reason}"] for reason in _FAILURES)

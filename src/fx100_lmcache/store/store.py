@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -14,15 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from fx100_lmcache.aligned import return_memory
-from fx100_lmcache.claim import ShardClaim, take_claim
+from fx100_lmcache.claiming import Claimer, Taken
 from fx100_lmcache.engine.base import Engine
+from fx100_lmcache.errors import ClaimError
 from fx100_lmcache.identity import ChunkMeta
+from fx100_lmcache.machine import Machine, this_machine
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.ondisk.reason import IMPOSSIBLE, TEXTS, Reason
 from fx100_lmcache.recovery import Recovered, recover
 from fx100_lmcache.store.clear import Clearer
 from fx100_lmcache.store.core import Core, Evicted, SpaceReport, StoreOptions
 from fx100_lmcache.store.erase import Eraser
+from fx100_lmcache.store.heartbeat import Heartbeat
 from fx100_lmcache.store.items import LoadItem, LoadResult, PutItem, PutResult
 from fx100_lmcache.store.load import Loader
 from fx100_lmcache.store.lookup import describe, lookup, unpin
@@ -35,6 +39,9 @@ from fx100_lmcache.volume import Volume
 log = logging.getLogger(__name__)
 
 _UNDO_S = 5.0  # for what a constructor that fails has begun to write
+_POLL_S = 0.002
+_SHORTEST_WAIT_S = 0.1
+_CONFIRMATIONS = 5  # looks at claims that have just been made, before giving up
 _MANY_ENTRIES = 100_000  # from here on recovery leaves much memory to give back
 
 
@@ -59,11 +66,15 @@ class Store:
         Unix time in seconds, for claims.
     take_over : bool
         An operator's word that the owner on another host is dead.
+    machine : Machine or None
+        Where and by which clock claims are made; None for the one that this process runs on.
+    heartbeat : bool
+        Renew the claims on a thread. Without it somebody calls :meth:`beat`.
 
     Raises
     ------
     ClaimError
-        If a shard is owned by somebody else.
+        If a shard is owned by somebody else. To find out may take the watched time.
     OSError
         If a member cannot be read.
 
@@ -79,24 +90,27 @@ class Store:
         options: StoreOptions | None = None,
         wall_clock: Callable[[], float] = time.time,
         take_over: bool = False,
+        machine: Machine | None = None,
+        heartbeat: bool = True,
     ) -> None:
         geometry = volume.geometry
         owned = list(range(geometry.shards)) if shards is None else list(shards)
         self.volume = volume
         self.options = options or StoreOptions()
         self._core = Core(geometry, volume.uuid, engine, owned, self.options)
-        self._claims: dict[int, ShardClaim] = {}
+        self._engine = engine  # not gated: for claims alone
+        self._machine = machine or this_machine()
+        self._ownership: Ownership | None = None
+        claimer = Claimer(
+            volume.members,
+            geometry,
+            volume.uuid,
+            self._machine,
+            self.options.claim_timing,
+            take_over,
+        )
         try:
-            for shard in owned:
-                self._claims[shard] = take_claim(
-                    volume.members,
-                    geometry,
-                    volume.uuid,
-                    shard,
-                    unix_s=wall_clock(),
-                    take_over=take_over,
-                )
-            self._open()
+            self._open(claimer.take(owned, wall_clock()), heartbeat)
         except BaseException:
             self._undo()
             raise
@@ -104,26 +118,28 @@ class Store:
 
     def _undo(self) -> None:
         """Leave nothing behind: what was begun is ended before the claims are given back."""
-        core = self._core
-        core.closing = True
-        left = core.engine.close(_UNDO_S)
-        with core.defects.guard("claims were not given back"):
-            if self._claims and not left:
-                Ownership(core, self._claims).give_back()
+        self._core.closing = True
+        self._end(_UNDO_S)
 
-    def _open(self) -> None:
-        self._core.generations = {s: c.block.generation for s, c in self._claims.items()}
-        self._core.epoch = max(c.block.epoch for c in self._claims.values())
+    def _open(self, taken: Taken, heartbeat: bool) -> None:
+        core, claims = self._core, taken.claims
+        core.generations = {shard: claim.generation for shard, claim in claims.items()}
+        core.epoch = max(claim.epoch for claim in claims.values())
+        timing = self.options.claim_timing
+        self._ownership = Ownership(core, self._engine, self._machine, timing, taken)
+        core.engine.open_to_writes = self._ownership.may_write
+        self._heartbeat = Heartbeat(self._ownership)
+        if heartbeat:
+            self._heartbeat.start()  # recovery may take longer than others watch
         self._eraser = Eraser(self._core)
         self._putter = Putter(self._core, self._eraser)
         self._loader = Loader(self._core, self._eraser)
-        self._ownership = Ownership(self._core, self._claims)
-        self._clearer = Clearer(self._core, self._claims, self._eraser)
+        self._clearer = Clearer(self._core, self._ownership, self._eraser)
         self.recovery_s = 0.0
         self.torn_inodes = 0
         self.dropped_inodes: dict[str, int] = {}
         self._recover()
-        self._core.engine.on_look = SpaceTrials(self._core, self._ownership.when_checked).look
+        self._engine.on_look = SpaceTrials(self._core, self._owner.check).look
         if len(self) > _MANY_ENTRIES:
             return_memory()
 
@@ -138,14 +154,13 @@ class Store:
             claim_epoch=core.epoch,
         )
         core.epoch = max(core.epoch, found.next_epoch)
-        for shard, generation in found.generations.items():
-            if generation != core.generations[shard]:
-                self._clearer.restore_generation(shard, generation)
+        core.generations.update(found.generations)  # a claim lost in a power cut said less
         self._adopt(found)
         self.recovery_s = time.perf_counter() - started
         self.torn_inodes = found.torn
         self.dropped_inodes = found.dropped_by_reason
         self._count(found)
+        self._confirm()
         self._eraser.erase_stale(found.stale_rows + found.unreadable_rows)
         log.info(
             "recovered %d entries in %.2f s (%d torn, %d stale, %d unreadable inodes)",
@@ -155,6 +170,33 @@ class Store:
             len(found.stale_rows),
             len(found.unreadable_rows),
         )
+
+    def _confirm(self) -> None:
+        """Wait until our claims have settled.
+
+        Raises
+        ------
+        ClaimError
+            If somebody else was faster.
+        OSError
+            If the members do not answer.
+        """
+        owner, within_s = self._owner, min(self.options.load_s, self.options.store_s) + 1
+        for _ in range(_CONFIRMATIONS):
+            if owner.may_write():
+                return
+            if owner.lost_to:
+                raise ClaimError(
+                    f"a shard was claimed by another host at the same time: {owner.lost_to}. A "
+                    "shard has one owner: stop one of the two servers"
+                )
+            if (wait_s := owner.settles_in_s) > 0:
+                self._machine.sleep(wait_s)
+            answered = threading.Event()
+            owner.renew(lambda _, answered=answered: answered.set())  # type: ignore[misc]
+            answered.wait(within_s)
+        if not owner.may_write():
+            raise OSError(errno.EIO, "the claims on the shards could not be confirmed")
 
     def _count(self, found: Recovered) -> None:
         """Count what was not taken, and say what should never have been there."""
@@ -217,12 +259,12 @@ class Store:
                 self._putter.refuse(items, on_done, refused_since)
 
         def go(ours: bool) -> None:
-            answer(ours, "claim_lost" if self._ownership.lost else "claim_unread")
+            answer(ours, "" if ours else self._owner.why_not())
 
         def too_late() -> None:
             answer(False, "deadline")
 
-        self._ownership.when_checked(go)
+        self._owner.check(go)
         if unanswered:
             core.engine.call_at(until, too_late)
 
@@ -324,12 +366,16 @@ class Store:
 
         def go(_: bool) -> None:
             # with every member away nobody can say whose the shards are, and nothing is written
-            found.append(0 if self._ownership.lost else self._clearer.clear())
+            found.append(0 if self._owner.lost_to else self._clearer.clear())
             looked.set()
 
-        self._ownership.when_checked(go, look=True)
+        self._owner.check(go, look=True)
         looked.wait(self.options.load_s + 1)
         return sum(found)
+
+    def beat(self) -> None:
+        """Renew the claims, as the heartbeat's thread does."""
+        self._owner.beat()
 
     def adopt_member(self, member: Member) -> bool:
         """Claim our shards on a member that has come back under another name. May block.
@@ -339,7 +385,7 @@ class Store:
         OSError
             If it cannot be read or written.
         """
-        return not self.forked and self._ownership.adopt(member)
+        return not self.forked and self._owner.adopt(member)
 
     def on_evicted(self, tell: Evicted) -> None:
         """Have ``tell`` called with ``(digest, length, meta number)`` of what was evicted."""
@@ -410,6 +456,7 @@ class Store:
         elsewhere = {
             "bounced_transfers": core.engine.bounced_transfers,
             "internal_errors": core.defects.count,
+            "writes_without_claim": core.engine.refused,
         }
         with core.lock:
             return {**core.counts, **elsewhere}
@@ -437,7 +484,7 @@ class Store:
     def problems(self) -> list[str]:
         """List what is wrong, in words for an operator; empty when all is well."""
         return problems_of(
-            self._core, claim_lost=self._ownership.lost, unerased=self._eraser.unerased
+            self._core, of_claims=self._owner.problems(), unerased=self._eraser.unerased
         )
 
     def status(self) -> dict[str, Any]:
@@ -447,7 +494,8 @@ class Store:
             "healthy": not problems,
             "problems": problems,
             "volume": str(self.volume.label.volume),
-            "shards": sorted(self._claims),
+            "shards": sorted(self._core.generations),
+            "claims": self._owner.status(),
             "damaged_labels": list(self.volume.damaged_labels),
             "capacity_bytes": self.capacity_bytes,
             "recovery_s": round(self.recovery_s, 3),
@@ -472,17 +520,46 @@ class Store:
                 return 0
             core.closing = True
         self._putter.abandon_waiting()
+        return self._end(deadline_s)
+
+    def _end(self, deadline_s: float) -> int:
+        """Let what is under way end, give the claims back, and stop the engine."""
+        began, kept = time.monotonic(), 0
+        while self._engine.open_jobs and time.monotonic() - began < 0.6 * deadline_s:
+            time.sleep(_POLL_S)
+        if self._ownership is not None:
+            self._heartbeat.stop()
+            kept = self._give_back(began + 0.8 * deadline_s)
+        left_s = began + deadline_s - time.monotonic()
+        return self._engine.close(max(0.0, left_s)) + kept
+
+    def _give_back(self, until: float) -> int:
+        """Flush, and give the claims back; return how many calls the kernel keeps of it."""
+        problems: list[OSError] = []
+
+        def flush() -> None:
+            try:
+                self._engine.flush()
+            except OSError as problem:
+                problems.append(problem)
+
         # on a thread of its own: a device that hangs must not keep the caller
-        gone = threading.Thread(target=self._ownership.give_back, daemon=True)
-        until = time.monotonic() + deadline_s
-        left = core.engine.close(deadline_s * 0.75)
-        try:
-            gone.start()
-        except RuntimeError as problem:  # no threads; this host can open the store again anyway
-            log.warning("claims not given back: %s", problem)
-            return left
-        gone.join(max(0.1, until - time.monotonic()))
-        return left
+        flushing = threading.Thread(target=flush, name="fx100-flush", daemon=True)
+        flushing.start()
+        flushing.join(max(_SHORTEST_WAIT_S, until - time.monotonic()))
+        hangs = flushing.is_alive()
+        given = False
+        if not problems and not hangs:
+            given = self._owner.give_back(max(_SHORTEST_WAIT_S, until - time.monotonic()))
+        if not given and not self._owner.lost_to:
+            why = "a flush hangs" if hangs else next(iter(problems), "they could not be written")
+            log.warning("claims not given back: %s", why)
+        return int(hangs)
+
+    @property
+    def _owner(self) -> Ownership:
+        assert self._ownership is not None, "the store was never open"
+        return self._ownership
 
 
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fx100_lmcache.aligned import zero_buffer
 from fx100_lmcache.engine.defects import Defects
 from fx100_lmcache.engine.lane_engine import LaneEngine
 from fx100_lmcache.geometry import Geometry, plan_geometry
 from fx100_lmcache.identity import ChunkMeta, Layout, Scope
+from fx100_lmcache.machine import Machine, this_machine
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.store import LoadItem, LoadResult, PutItem, PutResult, Store, StoreOptions
 from fx100_lmcache.testing.clock import SimulatedClock
@@ -65,6 +66,9 @@ class Rig:
         Unix time for claims; rises with every open.
     defects : Defects or None
         Where the next engine counts what handlers raise; None has it come out.
+    machine : Machine
+        Its clock is that of leases and watches, ``claim_clock``, which moves only when somebody
+        sleeps, or when told to. Claims are renewed by ``store.beat()``.
     """
 
     members: list[MemoryMember]
@@ -74,9 +78,15 @@ class Rig:
     clock: SimulatedClock = field(default_factory=SimulatedClock)
     evicted: list[bytes] = field(default_factory=list)
     defects: Defects | None = None
+    claim_clock: SimulatedClock = field(default_factory=SimulatedClock)
+    machine: Machine = field(init=False)
     store: Store = field(init=False)
     engine: LaneEngine = field(init=False)
     lanes: InlineLanes = field(init=False)
+
+    def __post_init__(self) -> None:
+        clock = self.claim_clock
+        self.machine = replace(this_machine(), clock=clock, sleep=clock.advance)
 
     @classmethod
     def fresh(
@@ -111,7 +121,12 @@ class Rig:
             defects=self.defects,
         )
         self.store = Store(
-            volume, self.engine, options=self.options, wall_clock=lambda: self.wall_s
+            volume,
+            self.engine,
+            options=self.options,
+            wall_clock=lambda: self.wall_s,
+            machine=self.machine,
+            heartbeat=False,
         )
         self.store.on_evicted(lambda told: self.evicted.extend(d for d, _, _ in told))
 
