@@ -2,7 +2,9 @@
 
 import random
 import threading
+from typing import Any
 
+import numpy as np
 import pytest
 from l2_tools import Client, Recorder, adapter_on, key, keys, memory_obj, payload
 from lmcache.v1.distributed.api import ObjectKey
@@ -209,3 +211,29 @@ def test_a_listener_that_fails_costs_others_nothing_and_is_said_once(
     assert set(good.present) == set(keys(COUNT))
     assert caplog.text.count("not my day") == 2  # one traceback
     assert client.adapter.report_status()["adapter_counts"]["listener_errors"] == -(-COUNT // 16)
+
+
+def test_nobody_waits_while_what_is_there_is_sorted_for_a_listener(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, listener = adapter_on(rig), Recorder()
+    sort, free = np.argsort, []
+
+    def sorted_rows(*args: Any, **kwargs: Any) -> Any:
+        def look() -> None:
+            free.append(rig.store._core.lock.acquire(timeout=5))
+            free.append(client.adapter._replays._lock.acquire(timeout=5))
+            rig.store._core.lock.release()
+            client.adapter._replays._lock.release()
+
+        other = threading.Thread(target=look)
+        other.start()
+        other.join()
+        return sort(*args, **kwargs)
+
+    monkeypatch.setattr(np, "argsort", sorted_rows)
+    client.adapter.register_listener(listener)
+    monkeypatch.undo()
+    caught_up(client)
+    assert free == [True, True]
+    assert set(listener.present) == set(keys(COUNT))

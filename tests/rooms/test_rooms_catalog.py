@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rooms_tools import counted_steps
 
 from fx100_lmcache.catalog import Catalog
+from fx100_lmcache.catalog.catalog import LIVE
 from fx100_lmcache.catalog.index import DigestIndex, as_words
 from fx100_lmcache.catalog.pieces import PieceTable
 
@@ -232,7 +233,19 @@ def test_a_prefix_is_kept_longer_than_its_suffix() -> None:
     catalog = catalog_of(5)
     catalog.touch(rows_of(0, 1, 2, 3, 4))
     assert catalog.victims(5, 0.0, 0) == [4, 3, 2, 1, 0]
-    assert catalog.rows_by_age() == [4, 3, 2, 1, 0]
+    rows, used_at = catalog.ages()
+    assert rows[np.argsort(used_at)].tolist() == [4, 3, 2, 1, 0]
+
+
+def test_live_rows_are_found_in_any_stretch_of_a_large_catalog() -> None:
+    catalog = Catalog(200_000)
+    catalog._top = 200_000
+    live = [*range(1, 65_530), *range(150_000, 200_000)]
+    catalog._state[live] = LIVE
+    assert catalog.live_rows() == live
+    assert catalog.live_rows(65_000, 600) == [*range(65_000, 65_530), *range(150_000, 150_070)]
+    assert catalog.live_rows(149_999, 2) == [150_000, 150_001]
+    assert catalog.live_rows(200_000, 5) == catalog.live_rows(10**17, 5) == []
 
 
 def test_victims_pass_over_what_is_pinned_read_or_on_a_member_that_is_down() -> None:

@@ -20,6 +20,7 @@ U64 = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
 
 FREE, DYING = 0, 2
+_WINDOW_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,13 +312,20 @@ class Catalog:
 
     def live_rows(self, start: int = 0, limit: int | None = None) -> list[int]:
         """Rows of live entries from row ``start`` on, in row order."""
-        rows = start + np.flatnonzero(self._state[start : self._top] == LIVE)
-        return [int(row) for row in rows[:limit]]
+        if limit is None:
+            limit = self._top
+        found: list[int] = []
+        for at in range(start, self._top, _WINDOW_ROWS):  # the lock is held: not all for a few
+            state = self._state[at : min(at + _WINDOW_ROWS, self._top)]
+            found += (at + np.flatnonzero(state == LIVE)).tolist()
+            if len(found) >= limit:
+                break
+        return found[:limit]
 
-    def rows_by_age(self) -> list[int]:
-        """Rows of live entries, least recently used first."""
+    def ages(self) -> tuple[Rows, U64]:
+        """Rows of live entries, and a number for each that is lower the longer it was not used."""
         rows = np.flatnonzero(self._state[: self._top] == LIVE)
-        return [int(row) for row in rows[np.argsort(self._used_at[rows], kind="stable")]]
+        return rows, self._used_at[rows]
 
     def bytes_by_meta(self) -> dict[int, int]:
         """Logical bytes of live entries by metadata number."""

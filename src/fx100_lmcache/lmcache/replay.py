@@ -41,8 +41,9 @@ class Replays:
         """Begin to tell a listener what is in the store now; False if there is nothing."""
         if not len(self._store):
             return False
+        replay = _Replay(listener, self._store.oldest_first(BATCH))
         with self._lock:
-            self._open.append(_Replay(listener, self._store.oldest_first(BATCH)))
+            self._open.append(replay)
         return True
 
     def note_used(self, keys: Sequence[ObjectKey]) -> None:

@@ -410,14 +410,18 @@ class Store:
         Their order is that of now; those that are gone when their batch is made are left out.
         """
         with self._core.lock:
-            rows = self._core.catalog.rows_by_age()
-        return self._in_batches(rows, batch)
+            rows, used_at = self._core.catalog.ages()
+        # sorted without the lock: of millions that takes longer than a lookup may
+        return self._in_batches(rows[np.argsort(used_at)], batch)
 
-    def _in_batches(self, rows: list[int], batch: int) -> Iterator[list[tuple[bytes, int, int]]]:
+    def _in_batches(
+        self, rows: npt.NDArray[np.int64], batch: int
+    ) -> Iterator[list[tuple[bytes, int, int]]]:
         core = self._core
         for at in range(0, len(rows), batch):
+            some = rows[at : at + batch].tolist()
             with core.lock:
-                live = [row for row in rows[at : at + batch] if core.catalog.is_live(row)]
+                live = [row for row in some if core.catalog.is_live(row)]
                 told = [(e.digest, e.length, e.meta) for e in map(core.catalog.entry, live)]
             yield told
 
