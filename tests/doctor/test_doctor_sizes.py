@@ -16,12 +16,14 @@ def judged(
     *,
     engine: EngineSettings | None = None,
     capacity_bytes: int | None = None,
+    inode_slots: int | None = None,
     config: dict[str, Any] | None = None,
     **question: Any,
 ) -> list[Finding]:
     asked = {"model_tokens": TOKENS, "kv_bytes_per_token": TOKEN_BYTES, **question}
     settings = config_of(**(config or {"volume": {"object": 256 << 20}}))
-    return list(check_sizes(settings, Question(frozenset(modes), **asked), engine, capacity_bytes))
+    wanted = Question(frozenset(modes), **asked)
+    return list(check_sizes(settings, wanted, engine, capacity_bytes, inode_slots))
 
 
 def test_without_numbers_what_was_not_checked_is_told() -> None:
@@ -80,3 +82,11 @@ def test_a_volume_smaller_than_a_session_is_a_warning() -> None:
     assert only(judged({MP}, l1_bytes=5 * GIB, capacity_bytes=GIB), WARNING).subject == "capacity"
     found = judged({MP}, l1_bytes=5 * GIB, capacity_bytes=2 * GIB)
     assert {each.severity for each in found} == {OK}
+
+
+def test_chunks_that_use_the_inodes_up_before_the_space_are_warned_of() -> None:
+    enough = judged({MP}, l1_bytes=5 * GIB, capacity_bytes=16 * GIB, inode_slots=64)
+    assert not graded(enough, WARNING)
+    found = only(judged({MP}, l1_bytes=5 * GIB, capacity_bytes=16 * GIB, inode_slots=32), WARNING)
+    assert "32 chunks of 268435456 bytes use all inodes, but 50% of the space" in found.what
+    assert "volume.object: 268435456" in found.do

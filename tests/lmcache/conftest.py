@@ -14,6 +14,7 @@ from with_lmcache import import_quietly, mark_tests_in  # noqa: E402
 import_quietly(
     "lmcache.v1.distributed.eviction_policy",
     "lmcache.v1.distributed.l2_adapters",
+    "lmcache.v1.distributed.storage_controllers.eviction_controller",
     "lmcache.v1.memory_allocators.mixed_memory_allocator",
     "l2_tools",
 )

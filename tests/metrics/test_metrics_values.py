@@ -227,7 +227,7 @@ def lose(rig: Rig) -> None:
     rig.members[0].gone = True
     for number in range(12):
         rig.put(f"lost {number}", value_of("x", number, 40_000))
-    rig.look()  # "no space" alone is no sign of a lost device
+        rig.look()
 
 
 def test_a_member_under_another_name_is_no_alert_under_the_old_one(shown: Shown, rig: Rig) -> None:

@@ -16,6 +16,7 @@ from fx100_lmcache.geometry import (
     MAX_SHARDS,
     Geometry,
     choose_frame_blocks,
+    default_bytes_per_inode,
     plan_geometry,
     stripe,
 )
@@ -28,7 +29,7 @@ geometries = st.builds(
     object_bytes=st.integers(1, 5 * MIB),
     shards=st.integers(1, 5),
     inode_bytes=st.sampled_from([512, 1024, 4096]),
-    bytes_per_inode=st.sampled_from([16 * 1024, 256 * 1024, 8 * MIB]),
+    bytes_per_inode=st.sampled_from([None, 16 * 1024, 256 * 1024, 8 * MIB]),
     io_align_bytes=st.sampled_from([512, 4096]),
     block_bytes=st.sampled_from([4096, 32 * 1024]),
 )
@@ -159,6 +160,35 @@ def test_too_small_members_are_refused_with_the_size_that_would_do() -> None:
         plan_geometry([64 * MIB, MIB], object_bytes=8 * MIB, shards=2)
     needed = int(str(refused.value).rsplit(" ", 1)[1])
     plan_geometry([64 * MIB, needed], object_bytes=8 * MIB, shards=2)
+
+
+@pytest.mark.parametrize(
+    ("object_bytes", "inode_bytes", "expected"),
+    [
+        (8_126_464, 1024, 126_976),  # 62 layers of 131,072 bytes fit in the place of a chunk
+        (64 * MIB, 1024, 256 * 1024),
+        (MIB, 1024, 64 * 1024),
+        (1, 1024, 64 * 1024),
+        (1, 512, 32 * 1024),  # a block, which every object takes
+        (8_126_464, 4096, 256 * 1024),
+        (1, 8192, 512 * 1024),
+    ],
+)
+def test_the_default_number_of_inodes_follows_from_the_object(
+    object_bytes: int, inode_bytes: int, expected: int
+) -> None:
+    assert default_bytes_per_inode(object_bytes, inode_bytes) == expected
+    size = 1 << 30
+    g = plan_geometry(
+        [size], object_bytes=object_bytes, inode_bytes=inode_bytes, io_align_bytes=512
+    )
+    assert g.rows == pytest.approx(size / expected, rel=1e-3)
+    assert g.table_bytes(0) <= size / 64
+
+
+def test_a_number_of_inodes_that_was_given_is_respected() -> None:
+    g = plan_geometry([1 << 30], object_bytes=8_126_464, bytes_per_inode=32 * 1024)
+    assert g.rows == pytest.approx((1 << 30) / (32 * 1024), rel=1e-3)
 
 
 def test_limits() -> None:

@@ -154,7 +154,9 @@ def examine(path: Path, question: Question, lmcache_config: Path | None) -> Iter
     yield check_engine(config)
     yield check_identity(config)
     yield from check_space(config, capacity_bytes, question)
-    yield from check_sizes(config, question, document.engine if document else None, capacity_bytes)
+    slots = report.usage.inode_slots if report.usage else None
+    engine = document.engine if document else None
+    yield from check_sizes(config, question, engine, capacity_bytes, slots)
     yield from _look_at_nvme(config, report)
 
 

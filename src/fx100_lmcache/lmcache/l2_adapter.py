@@ -11,7 +11,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -54,6 +53,7 @@ from fx100_lmcache.lmcache.tasks import (
     size_objects,
     stored_now,
 )
+from fx100_lmcache.lmcache.usage import scarce_usage
 from fx100_lmcache.lmcache.versions import LMCACHE, version_warnings
 from fx100_lmcache.metrics import publish
 from fx100_lmcache.mount import Mounted, mount
@@ -158,16 +158,8 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 salts[key.cache_salt] = salts.get(key.cache_salt, 0) + length
 
     def get_usage(self) -> AdapterUsage:
-        """Return the usage that LMCache's evictor goes by.
-
-        The total is the larger of the shares of blocks and of inodes in use, as bytes of the
-        capacity: the evictor has to start when either runs out. What each salt uses is in bytes
-        of objects.
-        """
-        usage = super().get_usage()
-        share = self._store.used_share
-        used_bytes = round(share * usage.total_capacity_bytes)
-        return replace(usage, total_bytes_used=max(usage.total_bytes_used, used_bytes))
+        """Return the usage that LMCache's evictor goes by: its fraction is of what is scarce."""
+        return scarce_usage(super().get_usage(), self._store.used_share)
 
     def get_store_event_fd(self) -> int:
         """Return the descriptor that says that store tasks are done."""
