@@ -7,6 +7,7 @@ sentence that says what is allowed; `fx100_lmcache.config.errors` adds the place
 import math
 import os
 import re
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -209,6 +210,13 @@ def _path(value: object, info: ValidationInfo) -> Path:
     """Expand ``~`` and make a path absolute; links are kept, they are names that last."""
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise ValueError("must be a path")
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"must be a path: file names here are {sys.getfilesystemencoding()}, which has no such "
+            "characters (LC_ALL=C.UTF-8 has)"
+        ) from None
     expanded = os.path.expanduser(value)  # noqa: PTH111 - Path.expanduser raises without a home
     if expanded.startswith("~"):
         raise ValueError("must be a path: there is no such user's home directory")
