@@ -21,6 +21,7 @@ from fx100_lmcache.cli.console import (
     progress_bar,
     size_text,
 )
+from fx100_lmcache.cli.waiting import Wait, wait_as_asked
 from fx100_lmcache.config import load
 from fx100_lmcache.errors import VolumeError
 from fx100_lmcache.geometry import Geometry
@@ -36,6 +37,7 @@ def format_command(
         bool, typer.Option("--force", help="Overwrite members that hold something else.")
     ] = False,
     as_json: JsonFlag = False,
+    wait_s: Wait = 0,
 ) -> None:
     """Make a new, empty volume on the members; what they hold is lost.
 
@@ -46,6 +48,7 @@ def format_command(
     destroyed (what it held, or null); shards, block_bytes, frame_bytes, inode_bytes, inode_slots,
     capacity_bytes.
     """
+    wait_as_asked(config, wait_s, creating=True)
     settings = load(config)
     console = human(as_json)
     try:

@@ -130,9 +130,9 @@ def show_check(findings: Sequence[Finding], others: Sequence[dict[str, Any]]) ->
         show_finding(each)
     if not findings:
         human().print("no NVMe-oF controllers of this volume, and none configured")
-    for each in others:
-        there = ", ".join(each["controllers"] + each["namespaces"]) or "nothing"
-        name = f"{each['subsystem']} ({each['subsystem_nqn']})"
+    for other in others:
+        there = ", ".join(other["controllers"] + other["namespaces"]) or "nothing"
+        name = f"{other['subsystem']} ({other['subsystem_nqn']})"
         human().print(f"not judged, as not of this volume: {name}: {there}", markup=False)
 
 

@@ -20,10 +20,11 @@ from fx100_lmcache.cli.console import (
 )
 from fx100_lmcache.cli.inspect import MemberReport, Report, ShardReport, Usage, inspect
 from fx100_lmcache.cli.problems import Problem
+from fx100_lmcache.cli.waiting import Wait, wait_as_asked
 
 
 @explained
-def status_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
+def status_command(config: ConfigPath, as_json: JsonFlag = False, wait_s: Wait = 0) -> None:
     """Show a volume: members, owners, usage, problems. Reads only, also beside a live server.
 
     Exit code 1 if the volume would not open or not work.
@@ -36,6 +37,7 @@ def status_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
     live_bytes, used_bytes, free_bytes, capacity_bytes, inode_slots, torn_inodes; problems and
     warnings: what, why, do, member.
     """
+    wait_as_asked(config, wait_s)
     report = inspect(config)
     if as_json:
         print_json(report.as_dict())

@@ -128,11 +128,15 @@ def size_field(
 
 
 def duration_field(low_s: float, high_s: float, whole: bool = False) -> BeforeValidator:
-    """Accept a duration from `low_s` to `high_s` seconds; `whole` asks for whole seconds."""
+    """Accept a duration from `low_s` to `high_s` seconds; `whole` asks for whole seconds.
+
+    Only where `low_s` is 0 may it be nothing.
+    """
     allowed = f"must be {'whole seconds' if whole else 'a duration'} from {low_s:g}s to {high_s:g}s"
 
     def check(value: object) -> float | int:
-        seconds = parse_duration(value)
+        nothing = low_s == 0 and not isinstance(value, bool) and value in (0, "0", "0s")
+        seconds = 0.0 if nothing else parse_duration(value)
         if not low_s <= seconds <= high_s or (whole and not seconds.is_integer()):
             raise ValueError(allowed)
         return int(seconds) if whole else seconds
