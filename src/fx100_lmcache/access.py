@@ -27,10 +27,12 @@ from fx100_lmcache.config.nvme import NvmeConfig
 from fx100_lmcache.errors import ClaimError, DuplicateMemberError, FX100Error, MemberOpenError
 from fx100_lmcache.geometry import LABEL_BYTES
 from fx100_lmcache.members.device import DeviceMember, open_member
+from fx100_lmcache.nvmf.address import FabricAddress
 from fx100_lmcache.nvmf.errors import NvmeError
 from fx100_lmcache.nvmf.identity import NamespaceIdentity
 from fx100_lmcache.nvmf.preflight import Obstacle, obstacles
 from fx100_lmcache.nvmf.reconnect import (
+    LONGEST_PAUSE_S,
     LOOK_S,
     PathWatch,
     Reconnector,
@@ -80,16 +82,34 @@ def watch_paths(
         log.warning(
             "nvme.reconnect is on, but this process could not connect a lost path: %s", obstacle
         )
-    reconnector = Reconnector(
+    watch = PathWatch(reconnector(nvme, count, stopped).attempt, LOOK_S)
+    watch.start()
+    return watch
+
+
+def reconnector(
+    nvme: NvmeConfig,
+    count: Callable[[str], None],
+    stopped: Callable[[], bool],
+    *,
+    longest_pause_s: float = LONGEST_PAUSE_S,
+    at_start: bool = False,
+) -> Reconnector:
+    """Return what connects missing paths of the configured subsystems; see `Reconnector`."""
+    return Reconnector(
         nvme,
-        look=lambda: _off_loop(missing_paths(nvme, Sysfs())),
+        look=lambda: paths_without_controller(nvme),
         connect=lambda wanted: _off_loop(connect_as_configured(nvme, wanted)),
         count=count,
         stopped=stopped,
+        longest_pause_s=longest_pause_s,
+        at_start=at_start,
     )
-    watch = PathWatch(reconnector.attempt, LOOK_S)
-    watch.start()
-    return watch
+
+
+def paths_without_controller(nvme: NvmeConfig) -> dict[str, list[FabricAddress]]:
+    """Return the configured paths that nobody has connected, by the NQN of their subsystem."""
+    return _off_loop(missing_paths(nvme, Sysfs()))
 
 
 def reconnect_obstacles(nvme: NvmeConfig) -> list[Obstacle]:

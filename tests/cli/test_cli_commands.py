@@ -12,8 +12,12 @@ import pytest
 from cli_rig import FX100, Rig, formatted, fx100, fx100_process, planned
 
 from fx100_lmcache import __version__
+from fx100_lmcache.cli import adapter as adapter_module
+from fx100_lmcache.cli import doctor as doctor_module
 from fx100_lmcache.cli import format as format_module
 from fx100_lmcache.cli import status as status_module
+from fx100_lmcache.cli import waiting
+from fx100_lmcache.doctor.loading import Outcome
 
 COMMANDS = ("format", "status", "verify", "l2-adapter", "take-over")
 
@@ -199,3 +203,65 @@ def test_lmcache_understands_the_json(rig: Rig) -> None:
     assert parsed["eviction_config"]["eviction_policy"] == "LRU"
     assert parsed["eviction_config"]["trigger_watermark"] == 0.9
     assert parsed["eviction_config"]["eviction_ratio"] == 0.05
+
+
+# ----- --wait
+
+WAITING = (["status"], ["verify"], ["doctor"], ["l2-adapter"], ["format", "--yes"])
+
+
+@pytest.mark.parametrize("command", WAITING, ids=lambda command: command[0])
+def test_a_late_member_is_waited_for(
+    rig: Rig, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.rewrite(rig.members)  # without sizes: nothing is to be created
+    away = rig.members[1].with_name("away")
+    rig.members[1].rename(away)
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if away.exists():
+            away.rename(rig.members[1])
+
+    monkeypatch.setattr(waiting, "say", say)
+    monkeypatch.setattr(doctor_module, "try_imports", lambda wanted: [Outcome("ok")] * len(wanted))
+    result = fx100(*command, rig.config, "--wait", 60)
+    assert f"missing volume.members[1] ({rig.members[1]})" in said[0]
+    assert "nothing is missing any more" in said[-1]
+    assert "No such file" not in result.output
+    assert rig.members[1].exists()
+    if command != ["doctor"]:
+        assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("command", WAITING, ids=lambda command: command[0])
+def test_what_is_missing_at_the_limit_is_told_as_without_waiting(
+    rig: Rig, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.rewrite(rig.members)
+    rig.members[1].unlink()
+    monkeypatch.setattr(doctor_module, "try_imports", lambda wanted: [Outcome("ok")] * len(wanted))
+    at_once = fx100(*command, rig.config)
+    waited = fx100(*command, rig.config, "--wait", 0.01)
+    assert (at_once.exit_code, waited.exit_code) == (1, 1)
+    assert waited.stdout == at_once.stdout
+    assert waited.stderr.splitlines()[0].startswith("waiting, 0 of 0.01 s: missing volume.members")
+    assert waited.stderr.splitlines()[1:] == at_once.stderr.splitlines()
+
+
+def test_what_starts_a_server_waits_as_the_server_does(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.rewrite(rig.members, deadlines={"start": "7s"})
+    waited: list[float] = []
+    monkeypatch.setattr(adapter_module, "wait_as_asked", lambda _path, s: waited.append(s))
+    assert fx100("l2-adapter", rig.config).exit_code == 0
+    assert fx100("l2-adapter", rig.config, "--wait", 0).exit_code == 0
+    assert waited == [7, 0]
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "inf", "soon", "1e9"])
+@pytest.mark.parametrize("command", ["status", "l2-adapter"])
+def test_an_impossible_wait_is_wrong_usage(rig: Rig, command: str, seconds: str) -> None:
+    assert fx100(command, rig.config, "--wait", seconds).exit_code == 2

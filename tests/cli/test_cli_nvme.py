@@ -188,6 +188,27 @@ def test_connect_twice_changes_nothing_the_second_time(machine, config):
     assert len(machine.ran) == ran
 
 
+def test_connect_tries_again_for_as_long_as_it_may_wait(machine, config, monkeypatch):
+    machine.dead = {"10.0.0.1", "10.0.0.2"}
+    asked = []
+
+    def wait_for_members(settings, wait_s, say, *, missing, connect):
+        asked.append((wait_s, connect, missing()))
+        machine.dead.clear()
+
+    monkeypatch.setattr(nvme, "wait_for_members", wait_for_members)
+    monkeypatch.setattr(nvme, "missing_paths", lambda _section: ["path 10.0.0.1:4420"])
+    monkeypatch.setattr(nvme, "missing_members", lambda _settings: ["volume.members[0]"])
+
+    assert fx100("nvme", "connect", config, "--dry-run", "--wait", 60).exit_code == 0
+    assert asked == []
+    result = fx100("nvme", "connect", config, "--wait", 60)
+
+    assert result.exit_code == 0, result.output
+    assert asked == [(60, True, ["path 10.0.0.1:4420", "volume.members[0]"])]
+    assert len(machine.controllers) == 2
+
+
 @pytest.mark.parametrize("command", ["connect", "disconnect"])
 def test_dry_run_only_says_what_it_would_do(machine, config, command):
     if command == "disconnect":

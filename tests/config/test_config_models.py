@@ -136,6 +136,12 @@ def test_loop_needs_no_address():
     assert subsystem.addresses == ()
 
 
+@pytest.mark.parametrize("nothing", ["0", "0s", '"0"', "0.0"])
+def test_waiting_at_the_start_can_be_off(tmp_path, nothing):
+    text = f"volume: {{members: [{{path: a}}]}}\ndeadlines: {{start: {nothing}}}"
+    assert load(write(tmp_path, text)).deadlines.start_s == 0.0
+
+
 def test_whole_file_with_every_section(tmp_path):
     text = """
 volume:
@@ -150,7 +156,7 @@ stripe: {width: 1}
 io: {reader_threads: 32, writer_threads: 8, max_io: 2MiB,
      max_write_in_flight: 1GiB, engine: python, direct: "off"}
 deadlines: {load: 5, store: 30s, close: 2.5, pin_ttl: 2m, claim_check: 500ms,
-            probe_interval: 2s, stuck_io: 4m}
+            probe_interval: 2s, stuck_io: 4m, start: 1m}
 space: {reserve_fraction: 0.05, evict_batch_fraction: 0.02, trigger_watermark: 0.8,
         eviction_ratio: 0.1}
 identity: {namespaces: {a: 2026-01-01, b: yes}, default_namespace: x, require_namespace: true}
@@ -170,6 +176,7 @@ metrics: {enabled: false, port: 9000, host: "::1"}
     assert (config.io.engine, config.io.direct) == ("python", "off")
     assert (config.deadlines.load_s, config.deadlines.claim_check_s) == (5.0, 0.5)
     assert config.deadlines.stuck_io_s == 240.0
+    assert config.deadlines.start_s == 60.0
     assert config.identity.namespaces == {"a": "2026-01-01", "b": "yes"}
     assert config.inprocess.shard_base == 4
     assert config.nvme is not None

@@ -1,9 +1,11 @@
 """Plugins of one process share one store, and leave nothing open."""
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from inprocess_rig import (
     descriptors,
     engine_config,
@@ -117,3 +119,27 @@ def test_a_plugin_that_cannot_be_built_leaves_nothing_open(tmp_path):
     ):
         pass
     assert not registry._open
+
+
+def test_a_plugin_that_waits_for_its_members_keeps_no_other_waiting(tmp_path, caplog):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    first = write_config(tmp_path / "a")
+    late = write_config(tmp_path / "b", deadlines={"start": "60s"})
+    member = Path(yaml.safe_load(late.read_text())["volume"]["members"][1]["path"])
+    away = member.rename(member.with_name("away"))
+    found = []
+
+    def open_late() -> None:
+        with plugin_on(late) as plugin:
+            found.append(plugin.batched_contains(keys(1)))
+
+    thread = threading.Thread(target=open_late)
+    thread.start()
+    wait_until(lambda: "missing volume.members[1]" in caplog.text)
+    with plugin_on(first) as plugin:
+        put(plugin, keys(2))
+    assert not registry._open
+    away.rename(member)
+    thread.join(60)
+    assert found == [0]

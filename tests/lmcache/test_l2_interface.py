@@ -2,10 +2,12 @@
 
 import json
 import logging
+import threading
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from l2_tools import (
     CHUNK_BYTES,
     MODEL,
@@ -351,6 +353,21 @@ def test_a_real_volume_round_trips(tmp_path: Path) -> None:
         loaded = [memory_obj(CHUNK_BYTES, dtypes=[torch.bfloat16]) for _ in range(20)]
         assert all(client.load(keys(20), loaded))
         assert [bytes_of(o) for o in loaded] == [payload(n, CHUNK_BYTES) for n in range(20)]
+
+
+def test_a_server_that_starts_before_its_members_waits_for_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_config(tmp_path, deadlines={"start": "60s"})
+    member = Path(yaml.safe_load(path.read_text())["volume"]["members"][1]["path"])
+    away = member.rename(member.with_name("away"))
+    udev = threading.Timer(0.2, away.rename, [member])
+    udev.start()
+    with opened(path) as client:
+        assert client.lookup(keys(1)) == [False]
+    udev.join()
+    assert f"missing volume.members[1] ({member})" in caplog.text
+    assert "nothing is missing any more" in caplog.text
 
 
 def test_an_engine_that_is_insisted_on_and_not_there_is_refused(

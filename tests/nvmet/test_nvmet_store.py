@@ -1,15 +1,19 @@
 """The store on real namespaces: found by identity, whatever the kernel calls them today."""
 
+import asyncio
 import json
+import threading
 
 import pytest
 from nvmet_store import MIB, Array, bytes_of, fx100, get, promised, put
-from nvmet_target import Target
+from nvmet_target import ADDRESS, Target
 
+from fx100_lmcache.arrival import wait_for_members
 from fx100_lmcache.config import load
 from fx100_lmcache.errors import FX100Error, WrongVolumeError
 from fx100_lmcache.mount import mount
 from fx100_lmcache.nvmf.errors import NamespaceNotFoundError
+from fx100_lmcache.nvmf.parse import DISCOVERY_NQN
 
 CHUNKS = 117  # of 256 tokens: a session of 29,800
 
@@ -54,6 +58,70 @@ def test_session_survives_a_reconnect_under_other_names(array: Array):
     verified = fx100("verify", config, "--json")
     assert verified.exit_code == 0, verified.output
     assert json.loads(verified.stdout)["entries"] == CHUNKS
+
+
+def test_a_server_that_starts_before_the_array_waits_and_connects(array: Array, caplog):
+    """At boot: nothing is connected, and the array's port opens only after a while."""
+    for _ in range(2):
+        array.add()
+    config = load(array.configure(reconnect=True, deadlines={"start": "60s"}))
+    array.connect()
+    array.format()
+    with array.mounted() as mounted:
+        assert put(mounted, "before").outcome == "stored"
+    array.disconnect()
+    [late] = array.ports[1]
+    late.take_away()
+    opening = threading.Timer(3.0, late.give_back)
+    opening.start()
+
+    wait_for_members(config, config.deadlines.start_s)
+
+    opening.join()
+    assert "missing volume.members[0]" in caplog.text
+    assert "is not connected yet" in caplog.text
+    assert "nothing is missing any more" in caplog.text
+    assert {each.fast_io_fail_s for number in (0, 1) for each in array.controllers(number)} == {2}
+    with array.mounted() as mounted:
+        assert get(mounted, "before").outcome == "hit"
+
+
+def test_a_command_may_wait_and_connect(array: Array):
+    array.add()
+    config = array.configure(reconnect=True)
+    array.connect()
+    array.format()
+    array.disconnect()
+
+    assert fx100("status", config).exit_code == 1
+    assert fx100("status", config, "--wait", 30).exit_code == 0
+    array.disconnect()
+    array.configure(reconnect=False)
+    assert fx100("status", config, "--wait", 1).exit_code == 1
+    connected = fx100("nvme", "connect", config, "--wait", 30)
+    assert connected.exit_code == 0, connected.output
+
+
+def test_check_does_not_judge_what_others_have_connected(array: Array, target, cli, sysfs, host):
+    array.add()
+    config = array.configure()
+    array.connect()
+    other, port = target.subsystem("others"), target.tcp_port()
+    other.add_namespace(1)
+    port.offer(other)
+    address = ("-t", "tcp", "-a", ADDRESS, "-s", str(port.service))
+    asyncio.run(cli.run("connect", *address, "-n", other.nqn))
+    asyncio.run(cli.run("discover", *address, "--persistent"))
+    try:
+        assert len(asyncio.run(sysfs.snapshot()).subsystems) >= 3
+        result = fx100("nvme", "check", config, "--json")
+    finally:
+        asyncio.run(cli.run("disconnect", "-n", DISCOVERY_NQN))
+
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["worst"] != "problem"
+    assert {each["subsystem_nqn"] for each in told["others"]} >= {other.nqn, DISCOVERY_NQN}
 
 
 def devices(config) -> dict[int, str]:

@@ -26,6 +26,7 @@ from fx100_lmcache.cli.console import (
 )
 from fx100_lmcache.cli.inspect import Report, inspect
 from fx100_lmcache.cli.nvme_views import show_finding
+from fx100_lmcache.cli.waiting import Wait, wait_as_asked
 from fx100_lmcache.config import Config, load, subsystems_named
 from fx100_lmcache.doctor.documents import Document, DocumentError, read_document
 from fx100_lmcache.doctor.engine import check_engine
@@ -85,6 +86,7 @@ def doctor_command(
         bool, typer.Option("--running", help="The server, or vLLM, is meant to be running now.")
     ] = False,
     as_json: JsonFlag = False,
+    wait_s: Wait = 0,
 ) -> None:
     """Say whether a configuration would really work: what, why it matters, what to type.
 
@@ -96,6 +98,7 @@ def doctor_command(
     [bold]JSON fields[/] (only ever added to): ok; config; mode; findings: severity ("ok", "note",
     "warning", "problem"), subject, what, why, do.
     """
+    wait_as_asked(config, wait_s)
     question = Question(
         frozenset({MP, IN_PROCESS} if mode is Mode.BOTH else {mode.value}),
         model_len,

@@ -22,6 +22,7 @@ from fx100_lmcache.cli.console import (
     progress_bar,
     size_text,
 )
+from fx100_lmcache.cli.waiting import Wait, wait_as_asked
 from fx100_lmcache.config import load
 from fx100_lmcache.errors import VolumeError
 from fx100_lmcache.geometry import Geometry
@@ -46,6 +47,7 @@ def format_command(
         ),
     ] = False,
     as_json: JsonFlag = False,
+    wait_s: Wait = 0,
 ) -> None:
     """Make a new, empty volume on the members; what they hold is lost.
 
@@ -57,6 +59,7 @@ def format_command(
     where it does not say), thin (it promises more than it has); shards, block_bytes, frame_bytes,
     inode_bytes, inode_slots, capacity_bytes.
     """
+    wait_as_asked(config, wait_s, creating=True)
     settings = load(config)
     console = human(as_json)
     try:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from fx100_lmcache.arrival import missing_members, missing_paths, wait_for_members
 from fx100_lmcache.cli.console import (
     EXIT_FAILED,
     ConfigPath,
@@ -31,6 +32,7 @@ from fx100_lmcache.cli.nvme_views import (
     show_namespace,
     show_report,
 )
+from fx100_lmcache.cli.waiting import Wait, say
 from fx100_lmcache.config import Config, load, subsystems_named
 from fx100_lmcache.config.nvme import NvmeConfig, NvmeSubsystem
 from fx100_lmcache.errors import ClaimError
@@ -85,11 +87,11 @@ def discover_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
 
 @app.command("connect")
 @explained
-def connect_command(config: ConfigPath, dry_run: DryRun = False) -> None:
+def connect_command(config: ConfigPath, dry_run: DryRun = False, wait_s: Wait = 0) -> None:
     """Connect what is not connected, and set the time-outs of what is. Twice changes nothing.
 
-    Then wait until the volume's namespaces are there. Exit code 1 if a subsystem, a path or a
-    namespace is missing.
+    Then wait until the volume's namespaces are there: with `--wait` as long as that says, and
+    paths are tried again. Exit code 1 if a subsystem, a path or a namespace is missing.
     """
     settings = load(config)
     section = _nvme_section(settings)
@@ -100,6 +102,15 @@ def connect_command(config: ConfigPath, dry_run: DryRun = False) -> None:
         return connect_subsystem(wanted, host, cli, sysfs, dry_run)
 
     failed = _for_each_subsystem(section, connect, dry_run)
+    if wait_s and not dry_run:
+        wait_for_members(
+            settings,
+            wait_s,
+            say,
+            missing=lambda: missing_paths(section) + missing_members(settings),
+            connect=True,
+        )
+        failed = failed and _for_each_subsystem(section, connect, dry_run)
     if not failed and not dry_run:
         asyncio.run(_wait_for_members(settings, sysfs))
     if failed:

@@ -22,6 +22,7 @@ from fx100_lmcache.cli.console import (
 )
 from fx100_lmcache.cli.inspect import MemberReport, Report, ShardReport, Usage, inspect
 from fx100_lmcache.cli.problems import Problem
+from fx100_lmcache.cli.waiting import Wait, wait_as_asked
 
 
 @explained
@@ -38,6 +39,7 @@ def status_command(
             help="Watch so long whether the owners of shards renew their claims.",
         ),
     ] = 0.0,
+    wait_s: Wait = 0,
 ) -> None:
     """Show a volume: members, owners, usage, problems. Reads only, also beside a live server.
 
@@ -55,6 +57,7 @@ def status_command(
     blocks and inodes in use), limit ("blocks" or "inodes"); problems and warnings: what, why, do,
     member.
     """
+    wait_as_asked(config, wait_s)
     report = inspect(config, watch_s)
     if as_json:
         print_json(report.as_dict())

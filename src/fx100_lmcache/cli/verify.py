@@ -24,6 +24,7 @@ from fx100_lmcache.cli.console import (
     size_text,
 )
 from fx100_lmcache.cli.scrub import Scrubber, ScrubResult
+from fx100_lmcache.cli.waiting import Wait, wait_as_asked
 from fx100_lmcache.config import Config, load
 from fx100_lmcache.engine.lane_engine import LaneEngine
 from fx100_lmcache.errors import FX100Error, VolumeError
@@ -37,7 +38,7 @@ SHOWN = 20  # bad pieces printed; all are in the JSON
 
 
 @explained
-def verify_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
+def verify_command(config: ConfigPath, as_json: JsonFlag = False, wait_s: Wait = 0) -> None:
     """Read every entry back and check each piece's checksum. Reads only, also beside a server.
 
     Exit code 1 if anything is bad.
@@ -46,6 +47,7 @@ def verify_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
     gone (pieces evicted meanwhile), seconds; torn_inodes; dropped_inodes (by reason);
     unreadable_inodes; damaged_labels (paths); bad: digest, member, offset, length, reason.
     """
+    wait_as_asked(config, wait_s)
     settings = load(config)
     volume = open_volume(settings, read_only=True)
     started = time.monotonic()

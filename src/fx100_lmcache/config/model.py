@@ -172,6 +172,13 @@ class IoConfig(Section):
 class DeadlineConfig(Section):
     """How long anything may take. Lookups have no deadline: they never touch a device."""
 
+    start_s: Annotated[float, duration_field(0, 600)] = Field(
+        default=0.0,
+        validation_alias="start",
+        description="Seconds that a server or worker waits at its start for members that are not "
+        "there yet, connecting them meanwhile (`nvme.reconnect`); then it fails as without. vLLM "
+        "gives its workers 600 s to get ready.",
+    )
     load_s: Annotated[float, duration_field(0.01, 300)] = Field(
         default=10.0,
         validation_alias="load",

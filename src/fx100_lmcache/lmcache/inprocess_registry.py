@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fx100_lmcache.arrival import wait_for_members
 from fx100_lmcache.config import Config
 from fx100_lmcache.counters import PLUGIN, defects_in
 from fx100_lmcache.lmcache.counts import Counts
@@ -158,6 +159,8 @@ def attach(
         If it cannot be opened; says which device is wrong, and what to do.
     """
     key = path.resolve(), shard
+    if key not in _open:  # not under the lock, so that others can detach meanwhile
+        wait_for_members(config, config.deadlines.start_s)
     with _lock:
         opened = _open.get(key)
         if opened is None:

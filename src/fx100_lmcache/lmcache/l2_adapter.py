@@ -21,6 +21,7 @@ from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInter
 from lmcache.v1.memory_management import MemoryObj
 
 from fx100_lmcache import config as settings
+from fx100_lmcache.arrival import wait_for_members
 from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.counters import ADAPTER, defects_in
 from fx100_lmcache.errors import FX100Error
@@ -101,7 +102,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
     ) -> None:
         for warning in version_warnings([LMCACHE]):
             log.warning(warning)
-        self._mounted = mounted or mount(settings.load(_config_path(adapter_params)))
+        self._mounted = mounted or _mount_when_there(_config_path(adapter_params))
         with ExitStack() as undo:
             undo.callback(self._mounted.close)
             self._build(l1_memory_desc, terminate, undo)
@@ -464,3 +465,9 @@ def _config_path(adapter_params: Mapping[str, Any]) -> str:
             + ". `fx100 l2-adapter CONFIG` prints the whole value of --l2-adapter"
         )
     return path
+
+
+def _mount_when_there(path: str) -> Mounted:
+    config = settings.load(path)
+    wait_for_members(config, config.deadlines.start_s)
+    return mount(config)
