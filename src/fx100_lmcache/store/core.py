@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from fx100_lmcache.geometry import Geometry
 from fx100_lmcache.identity import ChunkMeta
 from fx100_lmcache.ledger import BlockLedger
 from fx100_lmcache.space import Extent, Space
-from fx100_lmcache.store.guard import Guard
 from fx100_lmcache.store.lock import StoreLock
+from fx100_lmcache.store.waiting import WaitingRoom
+
+log = logging.getLogger(__name__)
 
 GIB = 1024**3
 
@@ -83,7 +86,7 @@ class Core:
         self.volume = volume
         self.engine = engine
         self.options = options
-        self.lock = StoreLock(self.guard)
+        self.lock = StoreLock(self.count_fault)
         self.catalog = Catalog(geometry.rows)
         self.space = Space(geometry, shards, options.width)
         self.ledger = BlockLedger(self.space.total_blocks)
@@ -94,6 +97,7 @@ class Core:
         self.generations: dict[int, int] = {}
         self.epoch = 0
         self.counter = 0
+        self.room = WaitingRoom()
         self.write_bytes = 0
         self.closing = False
         self.on_evicted: Evicted = _ignore_evicted
@@ -126,9 +130,11 @@ class Core:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Hand jobs to the engine; those that it does not take have failed."""
-        with self.guard("jobs were not queued") as queued:
+        try:
             self.engine.submit(jobs)
-        if queued.cause is not None:
+        except Exception:
+            log.exception("internal error: %d jobs were not queued", len(jobs))
+            self.count_fault()
             for job in jobs:
                 for transfer in job.transfers:
                     transfer.status = Status.ERROR
@@ -153,7 +159,7 @@ class Core:
 
     def wake(self) -> None:
         """Have the puts that wait go on when the lock, which is held, has been released."""
-        if not self._going_on:
+        if self.room.puts and not self._going_on:
             self._going_on = True
             self.lock.put_off(self._wake)
 
@@ -164,14 +170,14 @@ class Core:
 
     def tell_evicted(self, evicted: Sequence[tuple[bytes, int, int]]) -> None:
         """Tell who wants to know, in the order in which things happen. The lock is held."""
-        with self.guard("a listener to evictions failed"):
+        try:
             self.on_evicted(evicted)
+        except Exception:
+            log.exception("internal error: a listener to evictions failed")
+            self.count_fault()
 
-    def guard(self, what: str) -> Guard:
-        """Run a block whose exceptions, our own or those of a callback, go no further."""
-        return Guard(what, self._count_fault)
-
-    def _count_fault(self) -> None:
+    def count_fault(self) -> None:
+        """Count an exception, of our own or of a callback, that was logged and goes no further."""
         with self.lock:
             self.counts["internal_errors"] += 1
 
