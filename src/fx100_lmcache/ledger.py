@@ -16,20 +16,20 @@ from __future__ import annotations
 import enum
 
 
-class Use(enum.Enum):
+class Use(enum.IntEnum):
     """What an extent is used for."""
 
-    FREE = "free"
+    FREE = 0
     """Nothing, as far as the ledger knows."""
-    RESERVED = "reserved"
+    RESERVED = 1
     """By a put in flight."""
-    LIVE = "live"
+    LIVE = 2
     """By an entry that can be found. Extents in this state are only counted."""
-    ERASING = "erasing"
+    ERASING = 3
     """By an inode that is on its way out."""
-    READING = "reading"
+    READING = 4
     """By readers of an entry whose inode is erased already."""
-    QUARANTINED = "quarantined"
+    QUARANTINED = 5
     """Nobody knows: the kernel may still write there, or the inode could not be erased."""
 
 
@@ -51,7 +51,7 @@ class BlockLedger:
         self.total_blocks = total_blocks
         self.erases_begun = 0
         self.erases_ended = 0
-        self._count = dict.fromkeys(Use, 0)
+        self._count = [0] * len(Use)
         self._count[Use.FREE] = total_blocks
         self._uses: dict[int, tuple[Use, int]] = {}  # of rows that are neither free nor live
 
@@ -139,20 +139,20 @@ class BlockLedger:
         entry_blocks : int
             Blocks of the catalog's entries, hidden ones included.
         """
-        rows = dict.fromkeys(Use, 0)
+        rows = [0] * len(Use)
         for use, blocks in self._uses.values():
             rows[use] += blocks
         rows[Use.FREE] = free_blocks
         rows[Use.LIVE] = self._count[Use.LIVE]
-        balanced = rows == self._count and sum(self._count.values()) == self.total_blocks
+        balanced = rows == self._count and sum(self._count) == self.total_blocks
         least = self._count[Use.LIVE] + self._count[Use.READING]
         plausible = least <= entry_blocks <= self.total_blocks - free_blocks
-        sound = balanced and plausible and min(rows.values()) >= 0
+        sound = balanced and plausible and min(rows) >= 0
         assert sound, (self._count, rows, entry_blocks)
 
     def _move(self, row: int, new: Use, *expected: Use) -> None:
         old, blocks = self._uses.get(row, (Use.FREE, 0))
-        assert old in expected, f"row {row} is {old.value}, and cannot become {new.value}"
+        assert old in expected, f"row {row} is {old.name}, and cannot become {new.name}"
         self._set(row, blocks, old, new)
 
     def _set(self, row: int, blocks: int, old: Use, new: Use) -> None:

@@ -220,11 +220,7 @@ class Space:
         self._slots[shard, member].free(slot)
         self._slots_on[member] += 1
         self._hopeless[shard].clear()
-        for frame in self._shared_frames(extent):
-            rows = self._tenants[frame]
-            rows.remove(extent.row)
-            if not rows:
-                del self._tenants[frame]
+        self._move_out(extent)
 
     def hold_slot(self, row: int) -> None:
         """Take one inode slot without any blocks."""
@@ -279,14 +275,22 @@ class Space:
         ):
             self._tenants.setdefault(key, []).append(row)
 
-    def _shared_frames(self, extent: Extent) -> set[tuple[int, int]]:
-        """Find the frames of which an object has a part: member and first block."""
-        frame = self._geometry.frame_blocks
-        return {(m, at // frame * frame) for m, at, blocks in extent.runs if blocks < frame}
-
     def _move_in(self, extent: Extent) -> None:
-        for frame in self._shared_frames(extent):
-            self._tenants.setdefault(frame, []).append(extent.row)
+        frame = self._geometry.frame_blocks
+        for member, start, blocks in extent.runs:
+            if blocks < frame:
+                key = (member, start // frame * frame)
+                self._tenants.setdefault(key, []).append(extent.row)
+
+    def _move_out(self, extent: Extent) -> None:
+        frame = self._geometry.frame_blocks
+        for member, start, blocks in extent.runs:
+            if blocks < frame:
+                key = (member, start // frame * frame)
+                rows = self._tenants[key]
+                rows.remove(extent.row)
+                if not rows:
+                    del self._tenants[key]
 
     def _choices(self, shard: int, down_mask: int) -> Iterator[list[int]]:
         """Yield lists of members to use, best first; one without free slots cannot come first."""

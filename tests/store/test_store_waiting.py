@@ -136,6 +136,14 @@ def test_close_answers_those_who_wait() -> None:
     assert [[r.reason for r in one] for one in waiting] == [["closing"]] * 2
 
 
+def test_an_engine_that_closes_first_leaves_nobody_waiting() -> None:
+    """Deadlines are the engine's: without it, those who wait are answered now."""
+    store = full()
+    waiting = [start_put(store, f"new{n}", 60.0) for n in range(3)]
+    store.engine.close(0.0)
+    assert [[r.stored for r in one] for one in waiting] == [[False]] * 3
+
+
 def burst(patch: Patch, puts: int) -> dict[str, int]:
     """Put many objects at once into a full store whose erases end one by one."""
     done = {"allocations": 0, "erases": 0, "longest": 0}

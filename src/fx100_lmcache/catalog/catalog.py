@@ -278,11 +278,12 @@ class Catalog:
         """End a reader of each row; return the rows that are hidden and have no other."""
         idle = []
         for row in rows:
-            self._readers[row] -= 1
-            if not self._readers[row]:
+            left = int(self._readers[row]) - 1
+            self._readers[row] = left
+            if not left:
                 if self._state[row] == DYING:
                     idle.append(row)
-                else:
+                elif self._order.set_aside:
                     self._order.let_go_one(row)
         return idle
 

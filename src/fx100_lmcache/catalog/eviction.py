@@ -37,12 +37,18 @@ class EvictionColumns:
 
 
 class EvictionOrder:
-    """Live rows, least recently used first."""
+    """Live rows, least recently used first.
+
+    Attributes
+    ----------
+    set_aside : int
+        How many may not go at present, as far as is known.
+    """
 
     def __init__(self, columns: EvictionColumns) -> None:
         self._columns = columns
         self._aside = np.zeros(len(columns.state), np.uint8)
-        self._set_aside = 0  # how many rows are
+        self.set_aside = 0
         self._oldest: deque[tuple[int, int]] = deque()  # used at, row; sorted
         self._back: list[tuple[int, int]] = []  # the same of rows that came back; a heap
         self._down_mask = 0
@@ -63,7 +69,7 @@ class EvictionOrder:
         self._bring_back(now_s, down_mask, top)
         while True:
             chosen, freed = self._walk(blocks, now_s, at_most)
-            everything = len(chosen) >= live - self._set_aside
+            everything = len(chosen) >= live - self.set_aside
             if freed >= blocks or len(chosen) >= at_most or everything:
                 return chosen
             self._sort(max(_FEWEST_SORTED, live // 64, 4 * len(chosen)), now_s, top)
@@ -102,7 +108,7 @@ class EvictionOrder:
             self._aside[row] = _HELD
         else:
             return False
-        self._set_aside += 1
+        self.set_aside += 1
         return True
 
     def _sort(self, count: int, now_s: float, top: int) -> None:
@@ -114,7 +120,7 @@ class EvictionOrder:
         away = (columns.members[rows] & np.uint16(self._down_mask)) != 0
         self._aside[rows[held]] = _HELD
         self._aside[rows[away]] = _AWAY
-        self._set_aside += int(np.count_nonzero(held | away))
+        self.set_aside += int(np.count_nonzero(held | away))
         if pinned.any():
             first = int(columns.pinned_until[rows[pinned]].min())
             self._look_at = min(self._look_at, first)
@@ -131,7 +137,7 @@ class EvictionOrder:
             self._down_mask = down_mask
             away = np.flatnonzero(self._aside[:top] == _AWAY)
             self._aside[away] = _CANDIDATE
-            self._set_aside -= len(away)
+            self.set_aside -= len(away)
             self._forget_order()
         if now_s >= self._look_at:
             held = np.flatnonzero(self._aside[:top] == _HELD)
@@ -144,7 +150,7 @@ class EvictionOrder:
         if not len(rows):
             return
         self._aside[rows] = _CANDIDATE
-        self._set_aside -= len(rows)
+        self.set_aside -= len(rows)
         if len(rows) > _MANY:
             self._forget_order()
             return
@@ -158,27 +164,27 @@ class EvictionOrder:
 
     def let_go(self, rows: Rows) -> None:
         """Note that pins or readers of rows have ended."""
-        if not self._set_aside:
+        if not self.set_aside:
             return
         free = (self._columns.pins[rows] == 0) & (self._columns.readers[rows] == 0)
         self._return(rows[free & (self._aside[rows] == _HELD)])
 
     def let_go_one(self, row: int) -> None:
         """Note that the last reader of a row has ended; its pins may go on, or have run out."""
-        if self._set_aside and self._aside[row] == _HELD:
+        if self._aside[row] == _HELD:
             self._aside[row] = _CANDIDATE
-            self._set_aside -= 1
+            self.set_aside -= 1
             heapq.heappush(self._back, (int(self._columns.used_at[row]), row))
 
     def remove(self, row: int) -> None:
         """Note that a row is no longer live."""
         if self._aside[row]:
             self._aside[row] = _CANDIDATE
-            self._set_aside -= 1
+            self.set_aside -= 1
 
     def clear(self, top: int) -> None:
         """Note that no row is live any more."""
         self._aside[:top] = _CANDIDATE
-        self._set_aside = 0
+        self.set_aside = 0
         self._look_at = _NEVER
         self._forget_order()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,9 @@ from fx100_lmcache.space import Extent, Space
 from fx100_lmcache.store.backing import Backing
 from fx100_lmcache.store.gate import GatedEngine
 from fx100_lmcache.store.lock import StoreLock
+from fx100_lmcache.store.waiting import WaitingRoom
+
+log = logging.getLogger(__name__)
 
 GIB = 1024**3
 
@@ -93,7 +97,7 @@ class Core:
         self.engine = GatedEngine(engine)
         self.options = options
         self.defects = engine.defects
-        self.lock = StoreLock(self.guard)
+        self.lock = StoreLock(self.count_fault)
         self.catalog = Catalog(geometry.rows)
         self.space = Space(geometry, shards, options.width)
         self.backing = Backing(geometry, engine, self.space, options.store_s)
@@ -105,6 +109,7 @@ class Core:
         self.generations: dict[int, int] = {}
         self.epoch = 0
         self.counter = 0
+        self.room = WaitingRoom()
         self.write_bytes = 0
         self.closing = False
         self.forked = False  # this is the copy in a forked child
@@ -130,7 +135,7 @@ class Core:
 
         Whoever held the lock in the parent is not here to give it back.
         """
-        self.lock = StoreLock(self.guard)
+        self.lock = StoreLock(self.count_fault)
         self.forked = self.closing = True
 
     def send(self, job: Job) -> None:
@@ -146,9 +151,11 @@ class Core:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Hand jobs to the engine; those that it does not take have failed."""
-        with self.guard("jobs were not queued") as queued:
+        try:
             self.engine.submit(jobs)
-        if queued.cause is not None:
+        except Exception:
+            log.exception("internal error: %d jobs were not queued", len(jobs))
+            self.count_fault()
             for job in jobs:
                 for transfer in job.transfers:
                     transfer.status = Status.ERROR
@@ -173,7 +180,7 @@ class Core:
 
     def wake(self) -> None:
         """Have the puts that wait go on when the lock, which is held, has been released."""
-        if not self._going_on:
+        if self.room.puts and not self._going_on:
             self._going_on = True
             self.lock.put_off(self._wake)
 
@@ -184,12 +191,19 @@ class Core:
 
     def tell_evicted(self, evicted: Sequence[tuple[bytes, int, int]]) -> None:
         """Tell who wants to know, in the order in which things happen. The lock is held."""
-        with self.guard("a listener to evictions failed"):
+        try:
             self.on_evicted(evicted)
+        except Exception:
+            log.exception("internal error: a listener to evictions failed")
+            self.count_fault()
 
     def guard(self, what: str) -> Guard:
         """Run a block whose exceptions, our own or those of a callback, go no further."""
         return self.defects.guard(what)
+
+    def count_fault(self) -> None:
+        """Count an exception, of our own or of a callback, that was logged and goes no further."""
+        self.defects.add()
 
     def report(self) -> SpaceReport:
         """Count blocks: what is free by the allocators, all else by the ledger."""

@@ -168,9 +168,11 @@ class Eraser:
 
     def _erase(self, victim: _Victim) -> None:
         core = self._core
-        with core.guard("an erase could not be begun") as begun:
+        try:
             core.send(self._job(victim))
-        if begun.cause is not None:
+        except Exception:
+            log.exception("internal error: an erase could not be begun; it is tried again")
+            core.count_fault()
             core.ledger.quarantine(victim.extent.row)
             self._failed.append(victim)
             self._note_change(victim.digest)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 
-from fx100_lmcache.engine.defects import Guard
+log = logging.getLogger(__name__)
 
 Call = Callable[[], None]
 
@@ -22,12 +23,12 @@ class StoreLock:
 
     Parameters
     ----------
-    guard : callable
-        Makes a guard for one of these things, given its name.
+    on_fault : callable
+        Called when one of these things has raised, which costs the others nothing.
     """
 
-    def __init__(self, guard: Callable[[str], Guard]) -> None:
-        self._guard = guard
+    def __init__(self, on_fault: Call) -> None:
+        self._on_fault = on_fault
         self._lock = threading.RLock()
         self._depth = 0
         self._put_off: list[Call] = []
@@ -64,8 +65,11 @@ class StoreLock:
         try:
             while calls:
                 call = calls.popleft()
-                with self._guard("something that waited for the store's lock failed"):
+                try:
                     call()
+                except Exception:
+                    log.exception("internal error in what the store had put off")
+                    self._on_fault()
         finally:
             self._thread.calls = None
             if calls:  # interrupted, by Ctrl-C for example: the next one who comes by does it

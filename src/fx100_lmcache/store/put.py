@@ -21,7 +21,7 @@ from fx100_lmcache.store.core import Core
 from fx100_lmcache.store.erase import Eraser
 from fx100_lmcache.store.evict import Evictor, Outlook
 from fx100_lmcache.store.items import PutItem, PutResult
-from fx100_lmcache.store.waiting import Put, WaitingRoom
+from fx100_lmcache.store.waiting import Put
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Putter:
         self._eraser = eraser
         self._evictor = Evictor(core, eraser)
         self._pending: dict[bytes, Put] = {}
-        self._room = WaitingRoom()
+        self._room = core.room
         self._alarm_at: float | None = None
         self._failures = BurstLog(log, "objects not stored")
         core.go_on = self._serve
@@ -63,8 +63,11 @@ class Putter:
                 left[0] -= 1
                 finished = left[0] == 0
             if finished:
-                with core.guard("whoever stored objects failed to take the answer"):
+                try:
                     on_done([r for r in results if r is not None])
+                except Exception:
+                    log.exception("internal error: whoever stored objects did not take the answer")
+                    core.count_fault()
 
         jobs = []
         for number, item in enumerate(items):
@@ -92,7 +95,7 @@ class Putter:
         core = self._core
         job = early = None
         with core.lock:
-            with core.guard("a put could not be judged") as judged:
+            try:
                 self._eraser.retry_failed()  # what waits for it keeps space from us
                 early = self._answer_at_once(item, tell)
                 if early is None:
@@ -101,7 +104,9 @@ class Putter:
                     self._pending[item.digest] = put
                     core.write_bytes += item.buffer.length
                     job = self._go_on(put)
-            if judged.cause is not None:
+            except Exception:
+                log.exception("internal error: a put could not be judged")
+                core.count_fault()
                 early = self._drop("internal")
         if early is not None and early.reason != "joined":
             tell(early)
@@ -144,8 +149,7 @@ class Putter:
 
     def _go_on(self, put: Put) -> Job | None:
         """Begin to write a put, keep it waiting, or drop it: also if something raises."""
-        job = None
-        with self._core.guard("a put could not be begun") as begun:
+        try:
             if self._eraser.leaving(put.item.digest):
                 # never two inodes of one object: a crash could bring the old one back
                 if self._eraser.in_flight(put.item.digest):
@@ -156,7 +160,8 @@ class Putter:
             job = None if len(self._room) else self._try_space(put)
             if job is None:
                 self._wait(put, for_erase=False)
-        if begun.cause is not None:
+        except Exception:
+            log.exception("internal error: a put could not be begun")
             self._abort(put)
             return None
         return job
@@ -214,12 +219,12 @@ class Putter:
         put = self._room.first
         if put is None:
             return False
-        served = True
-        with self._core.guard("a waiting put could not go on") as gone_on:
-            served = self._serve_one(put)
-        if gone_on.cause is not None:
+        try:
+            return self._serve_one(put)
+        except Exception:
+            log.exception("internal error: a waiting put could not go on")
             self._abort(put)
-        return served
+            return True
 
     def _serve_one(self, put: Put) -> bool:
         core = self._core
@@ -242,15 +247,18 @@ class Putter:
         due = self._room.next_deadline()
         if due is not None and (self._alarm_at is None or due < self._alarm_at):
             self._alarm_at = due
-            self._core.engine.call_at(due, self._ring)
+            self._core.engine.call_at(due, partial(self._ring, due))
 
-    def _ring(self) -> None:
+    def _ring(self, due: float) -> None:
         """Drop the puts that have waited long enough."""
         core = self._core
         with core.lock:
             self._alarm_at = None
+            # before its time only when the engine closes: then nothing comes any more
+            now = core.engine.now()
+            until = now if now >= due else float("inf")
             for _ in range(_AT_ONCE):
-                put = self._room.overdue(core.engine.now())
+                put = self._room.overdue(until)
                 if put is None:
                     break
                 self._give_up(put)
@@ -296,9 +304,10 @@ class Putter:
 
     def _guarded(self, put: Put, job: Job, step: Callable[[Put, Job], None]) -> None:
         """Go on after a write; whatever raises there, the put is answered and its space kept."""
-        with self._core.guard("a put failed half way") as handled:
+        try:
             step(put, job)
-        if handled.cause is not None:
+        except Exception:
+            log.exception("internal error: a put failed half way")
             with self._core.lock:
                 put.stuck = sum(t.in_kernel for t in job.transfers)
                 self._abort(put)
@@ -306,14 +315,17 @@ class Putter:
     def _abort(self, put: Put) -> None:
         """Answer a put whose handling has raised, and keep its space until it is safe."""
         core = self._core
+        core.count_fault()
         self._room.leave(put)
-        with core.guard("the space of a put is lost until the next start"):
-            extent = put.extent
+        extent = put.extent
+        try:
             if extent is not None and core.ledger.use(extent.row) is Use.RESERVED:
                 if put.stuck or put.inode_begun:
                     self._quarantine(put, extent)
                 else:
                     core.free(extent)
+        except Exception:
+            log.exception("internal error: the space of a put is lost until the next start")
         if self._pending.get(put.item.digest) is put:
             self._finish(put, self._drop("internal"))
 
