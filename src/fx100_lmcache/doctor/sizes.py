@@ -147,8 +147,8 @@ def _inodes(chunk_bytes: int, capacity_bytes: int, inode_slots: int) -> Finding:
         return ok("inodes", f"{inode_slots:,} are enough for chunks of {chunk_bytes} bytes")
     return warning(
         "inodes",
-        f"{inode_slots:,} chunks of {chunk_bytes} bytes use all inodes, "
-        f"but {share:.0%} of the space",
+        f"{inode_slots:,} chunks of {chunk_bytes} bytes use all inodes, but {share:.0%} of the "
+        "space",
         "each object takes an inode, so the oldest are evicted while space is free",
         f"set volume.object: {chunk_bytes}, leave volume.bytes_per_inode out, then: "
         "fx100 format CONFIG",
