@@ -95,7 +95,7 @@ def test_one_that_came_late_before_its_job_was_reported_is_told_once() -> None:
     transfers = [Transfer(0, 0, direct, 0, 4096), Transfer(0, 0, bounced, 0, 4096)]
     outcome = start(engine, transfers, within_s=1.0, hold=True)
     expire(engine, 1.0)
-    reads, _, bounced_lane = lanes._made
+    reads, _, bounced_lane, _ = lanes._made
     bounced_lane.release()
     assert (outcome.reports, outcome.late) == (0, [])
     reads.release()

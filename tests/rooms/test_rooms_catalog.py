@@ -301,7 +301,8 @@ def test_victims_against_a_list_sorted_anew_each_time(seed: int) -> None:
         blocks, at_most = rng.randrange(1, 30), rng.choice((1, 3, ROWS))
         found = catalog.victims(blocks, now, down, at_most)
         expected, freed = [], 0
-        for row in catalog.rows_by_age():
+        rows, used_at = catalog.ages()
+        for row in rows[np.argsort(used_at, kind="stable")].tolist():
             if freed < blocks and len(expected) < at_most and catalog.evictable(row, now, down):
                 expected.append(row)
                 freed += catalog.blocks(row)
