@@ -1,5 +1,6 @@
 """Constructors that fail at any request for a thread, descriptor, map, lock or pool."""
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -21,7 +22,7 @@ from fx100_lmcache.engine.slot import EngineOptions
 from fx100_lmcache.errors import FX100Error
 from fx100_lmcache.mount import mount
 from fx100_lmcache.nvmf.reconnect import PathWatch
-from fx100_lmcache.testing.lacking import RESOURCES, each_lack
+from fx100_lmcache.testing.lacking import RESOURCES, Footprint, each_lack, lacking
 from fx100_lmcache.testing.volumes import file_volume
 from fx100_lmcache.volume import read_label
 
@@ -100,6 +101,7 @@ def small_volume(folder: Path, engine: str = "auto") -> Path:
         size="2MiB",
         volume={"object": 65536, "shards": 2},
         io={"engine": engine, "reader_threads": 2, "writer_threads": 1},
+        deadlines={"probe_interval": "60s"},
     )
 
 
@@ -143,6 +145,35 @@ def test_a_mount_that_fails_leaves_nothing(
     assert failed or what == "pools"
     assert nobody_claims(path)
     mount(config).close()
+
+
+@pytest.mark.parametrize("what", RESOURCES)
+def test_a_member_that_returns_at_a_bad_moment_is_tried_again(folder: Path, what: str) -> None:
+    """It is opened anew, locked, claimed and given lanes: any of that may fail, once or twice."""
+    path = small_volume(folder)
+    mounted = mount(settings.load(path))
+    files = [Path(member.name) for member in mounted.volume.members]
+    failures = 0
+    for number in range(60):
+        mounted.engine.member(0).close()  # as if its device had gone
+        for slot in mounted.engine._slots:
+            slot.health.note_probe(works=slot.index != 0)
+        before = Footprint.now(*files)
+        reached = False
+        for _ in range(2):
+            with lacking(what, number) as failed, contextlib.suppress(*REFUSALS):
+                mounted.engine.probe(0)
+            reached |= bool(failed)
+        if mounted.engine.down_mask():
+            failures += 1
+            assert not before.left_by(*files)
+        mounted.engine.probe(0)
+        assert mounted.engine.down_mask() == 0, f"request {number} for {what}"
+        if not reached:
+            break
+    assert failures or what == "pools"
+    assert mounted.close() == 0
+    assert nobody_claims(path)
 
 
 def test_a_store_that_cannot_have_all_shards_keeps_none(folder: Path) -> None:
