@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -163,8 +164,12 @@ def test_progress_bars_and_tables_are_plain_on_an_ascii_terminal(
         ("\u250f\u2501\u2533\u2513\u2502", "+-++|"),
     ],
 )
-def test_what_a_terminal_cannot_show_is_replaced(text: str, plain: str) -> None:
-    streams.prepare_streams()  # here it only names the handler: pytest has streams of its own
+def test_what_a_terminal_cannot_show_is_replaced(
+    text: str, plain: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.StringIO())
+    streams.prepare_streams()
     assert text.encode("ascii", streams.PLAIN) == plain.encode()
     assert "\udcff\u20ac".encode("utf-8", streams.PLAIN) == b"\\xff\xe2\x82\xac"
 

@@ -305,8 +305,8 @@ def test_a_check_compares_numbers_with_numbers(tree, monkeypatch):
     assert other.addresses[0].traddr == "10.0.0.7"
 
 
-def test_a_host_name_without_address(tree):
-    name = "no-such-host.invalid"
+@pytest.mark.parametrize("name", ["no-such-host.invalid", "x" * 64, "a..invalid"])
+def test_a_host_name_without_address(tree, name):
     wanted = NvmeSubsystem(subsystem_nqn=NQN, addresses=(NvmeAddress(traddr=name),))
 
     with pytest.raises(AddressError, match=f"resolve {name}"):

@@ -168,6 +168,8 @@ def list_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
     else:
         for row in rows:
             show_namespace(row)
+        if not rows:
+            human().print("no NVMe-oF namespaces on this host")
         for position, why in missing.items():
             human().print(f"[bold red]missing:[/] volume.members[{position}]")
             human().print(str(why), markup=False)

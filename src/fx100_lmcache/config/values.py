@@ -25,6 +25,9 @@ DURATION_UNITS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60)}
 BLOCK_BYTES = 4096
 """Largest logical block size of the devices in scope; sizes of I/O are multiples of it."""
 
+MAX_PATH_BYTES = 4096
+"""Linux takes no longer path in one call."""
+
 _NUMBER_WITH_UNIT = re.compile(
     r"(?P<number>(?:0|[1-9][0-9]{0,19})(?:\.[0-9]{1,9})?) ?(?P<unit>[A-Za-z]*)"
 )
@@ -215,12 +218,14 @@ def _path(value: object, info: ValidationInfo) -> Path:
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise ValueError("must be a path")
     try:
-        os.fsencode(value)
+        too_long = len(os.fsencode(value)) >= MAX_PATH_BYTES
     except UnicodeEncodeError:
         raise ValueError(
             f"must be a path: file names here are {sys.getfilesystemencoding()}, which has no such "
             "characters (LC_ALL=C.UTF-8 has)"
         ) from None
+    if too_long:
+        raise ValueError(f"must be a path: shorter than {MAX_PATH_BYTES} bytes")
     expanded = os.path.expanduser(value)  # noqa: PTH111 - Path.expanduser raises without a home
     if expanded.startswith("~"):
         raise ValueError("must be a path: there is no such user's home directory")

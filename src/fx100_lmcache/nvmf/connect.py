@@ -272,10 +272,10 @@ async def resolve_host(address: FabricAddress) -> list[FabricAddress]:
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(address.traddr, address.trsvcid, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for a label that is too long or empty
         raise AddressError(
             f"resolve {address.traddr}",
-            f"the name has no address ({error.strerror})",
+            f"the name has no address ({getattr(error, 'strerror', None) or error})",
             "correct traddr, /etc/hosts or DNS; an IP address never needs a name server",
         ) from error
     return [replace(address, traddr=str(each[4][0])) for each in found]
