@@ -15,6 +15,7 @@ from fx100_lmcache.engine.slot import EngineOptions
 from fx100_lmcache.members.device import open_member
 
 BUDGET_BYTES = 3 * 4096
+PRELOADED = os.environ["LD_PRELOAD"].split()[-1]
 
 
 def reads(engine: LaneEngine, count: int, within_s: float, *, hold: bool = False) -> list[Outcome]:
@@ -93,7 +94,7 @@ def closing(engine: LaneEngine, stall: Path) -> None:
 
 def slow(engine: LaneEngine, stall: Path) -> None:
     """Two threads work while reads come from memory, all of them as soon as these take time."""
-    most_at_once = ctypes.CDLL(os.environ["LD_PRELOAD"]).most_at_once
+    most_at_once = ctypes.CDLL(PRELOADED).most_at_once
     for _ in range(64):
         reads(engine, 1, PATIENCE_S)[0].wait()
     most_at_once()
@@ -109,7 +110,7 @@ def slow(engine: LaneEngine, stall: Path) -> None:
 
 def depth(engine: LaneEngine, stall: Path) -> None:
     """The kernel has no more than the budget at a time, and one call whatever its size."""
-    most_at_once = ctypes.CDLL(os.environ["LD_PRELOAD"]).most_at_once
+    most_at_once = ctypes.CDLL(PRELOADED).most_at_once
     Path(os.environ["SLOW_FILE"]).touch()
     most_at_once()
     for outcome in reads(engine, 60, PATIENCE_S):

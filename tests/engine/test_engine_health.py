@@ -232,7 +232,8 @@ def test_what_a_dead_member_kept_does_not_hurt_its_successor(make_engine: MakeEn
     old, new = GatedMember(name="old"), GatedMember(name="new")
     engine = make_engine([old], probe=lambda _, member: new, reader_threads=1)
     old.gate.clear()
-    stuck = start(engine, [Transfer(0, 0, buffer_of(bytes(4096)), 0, 4096)], within_s=0.05)
+    stuck = start(engine, [Transfer(0, 0, buffer_of(bytes(4096)), 0, 4096)], within_s=0.3)
+    old.wait_entered(1)
     queued = start(engine, [Transfer(0, 0, buffer_of(bytes(4096)), 0, 4096)], within_s=0.6)
     assert stuck.wait().statuses == [Status.TIMED_OUT]
     assert eventually(lambda: engine.member(0) is new)

@@ -4,7 +4,6 @@
  * addresses of its functions.
  */
 #define Py_LIMITED_API 0x030B0000
-#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include <errno.h>

@@ -126,7 +126,8 @@ static int is_aligned(const op_t *op) {
     uint64_t parts = (uint64_t)(uintptr_t)op->address | op->padded | op->max_io;
     if ((parts | (uint64_t)op->offset) & (align - 1))
         return 0;
-    return op->max_io && op->length <= op->padded && op->padded - op->length < align;
+    int has_calls = op->max_io >= 1 && op->max_io <= INT64_MAX;
+    return has_calls && op->length <= op->padded && op->padded - op->length < align;
 }
 
 /* Why no call is made for an operation; 0 if one may. Nothing in here can overflow. */

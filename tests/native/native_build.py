@@ -1,0 +1,118 @@
+"""Builds of the C sources for tests: with sanitizers, and with what can fail counted.
+
+Everything goes below ``build/``, and is built again when a source is newer. As a command:
+``native_build.py SANITIZER`` makes a copy of the package whose extension has the sanitizer, and
+prints the folder (for PYTHONPATH) and the runtime (for LD_PRELOAD).
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PACKAGE = ROOT / "src" / "fx100_lmcache"
+ENGINE = PACKAGE / "engine"
+
+FLAGS = {
+    "plain": [],
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "thread": ["-fsanitize=thread"],
+}
+_RUNTIMES = {"address": "libasan.so", "thread": "libtsan.so"}
+_WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Wshadow")
+# builtins that the compiler expands in line are not seen by a sanitizer
+_COMMON = ("-std=gnu11", "-g", "-O1", "-pthread", "-fno-builtin", "-fno-omit-frame-pointer")
+_FAULTS = ("-D_GNU_SOURCE=", "-include", str(HERE / "faults.h"))
+_HEADERS = (ENGINE / "_pool.h", HERE / "faults.h")
+
+
+def compiler() -> str | None:
+    """Path of gcc, whose sanitizers are used."""
+    return shutil.which("gcc")
+
+
+def runtime(sanitizer: str) -> Path | None:
+    """Shared library of a sanitizer, or None if the compiler has none."""
+    cc = compiler()
+    if cc is None:
+        return None
+    name = _RUNTIMES[sanitizer]
+    found = subprocess.run(
+        [cc, f"-print-file-name={name}"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    return Path(found).resolve() if Path(found).is_absolute() else None
+
+
+def _compile(target: Path, sources: Sequence[Path], flags: Sequence[str]) -> Path:
+    newest = max(path.stat().st_mtime for path in (*sources, *_HEADERS, Path(__file__)))
+    if target.exists() and target.stat().st_mtime > newest:
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    cc = compiler()
+    assert cc is not None
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:  # others may build it, too
+        made = Path(folder) / target.name
+        command = [cc, *_COMMON, *_WARNINGS, *flags, *map(str, sources), "-o", str(made)]
+        subprocess.run(command, check=True)
+        made.replace(target)
+    return target
+
+
+def program(name: str, sanitizer: str) -> Path:
+    """Build ``name.c`` with the pools and a device in memory."""
+    sources = [HERE / f"{name}.c", ENGINE / "_pool.c", HERE / "faults.c"]
+    flags = [*_FAULTS, "-DFAULTS_DEVICE", *FLAGS[sanitizer]]
+    return _compile(ROOT / "build" / f"native-{sanitizer}" / name, sources, flags)
+
+
+def library(name: str, sanitizer: str) -> Path:
+    """Build a program as a library that Python can load."""
+    sources = [HERE / f"{name}.c", ENGINE / "_pool.c", HERE / "faults.c"]
+    flags = [*_FAULTS, "-DFAULTS_DEVICE", "-shared", "-fPIC", *FLAGS[sanitizer]]
+    return _compile(ROOT / "build" / f"native-{sanitizer}" / f"{name}.so", sources, flags)
+
+
+def faulty_extension(sanitizer: str) -> Path:
+    """Build the extension with allocations, Python's too, that fail when told to."""
+    sources = [ENGINE / "_native.c", ENGINE / "_pool.c", HERE / "faults.c"]
+    flags = [*_FAULTS, "-DFAULTS_PYTHON", *_extension_flags(sanitizer)]
+    target = ROOT / "build" / f"native-{sanitizer}" / "faulty" / "_native.abi3.so"
+    return _compile(target, sources, flags)
+
+
+def _extension_flags(sanitizer: str) -> list[str]:
+    headers = sysconfig.get_path("include")
+    return ["-isystem", headers, "-shared", "-fPIC", *FLAGS[sanitizer]]
+
+
+def package(sanitizer: str) -> Path:
+    """Copy the package to a folder of its own, with an extension that has the sanitizer."""
+    folder = ROOT / "build" / f"native-{sanitizer}" / "package"
+    copy = folder / PACKAGE.name
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(PACKAGE, copy, ignore=ignored)
+    sources = [ENGINE / "_native.c", ENGINE / "_pool.c"]
+    _compile(copy / "engine" / "_native.abi3.so", sources, _extension_flags(sanitizer))
+    return folder
+
+
+def sanitized_environment(sanitizer: str) -> dict[str, str]:
+    """Return the environment of a Python whose extensions have a sanitizer."""
+    library = runtime(sanitizer)
+    assert library is not None
+    return os.environ | {
+        "LD_PRELOAD": str(library),
+        "ASAN_OPTIONS": "detect_leaks=0",  # CPython leaves much to the end of the process
+        "TSAN_OPTIONS": "ignore_noninstrumented_modules=1",  # CPython's own races are not ours
+    }
+
+
+if __name__ == "__main__":
+    print(package(sys.argv[1]))
