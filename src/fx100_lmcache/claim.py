@@ -2,9 +2,9 @@
 
 An owner *renews* its claim: every heartbeat it looks at the claim blocks, compares, and writes its
 own again with the next counter. A claim that stands still for a watched time has no owner that
-lives (see :mod:`fx100_lmcache.claiming`), because an owner that could not renew for a shorter time,
-its *lease*, has stopped writing by itself (see :mod:`fx100_lmcache.store.ownership`). Nobody ever
-compares the clocks of two machines.
+lives (:mod:`fx100_lmcache.claiming`), because an owner that could not renew for a shorter
+time, its *lease*, has stopped writing by itself (:mod:`fx100_lmcache.store.ownership`). Nobody
+ever compares the clocks of two machines.
 """
 
 from __future__ import annotations

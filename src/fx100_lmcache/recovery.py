@@ -1,7 +1,7 @@
 """Recovery: read every inode table, keep what is valid, derive the rest.
 
-An inode is taken only if all that it says can be true (:mod:`fx100_lmcache.verdict`). Of those
-the newest wins a digest, and wins the blocks that it claims. What is not taken is counted by
+An inode is taken only if all that it says can be true (:mod:`fx100_lmcache.verdict`). Of
+those the newest wins a digest, and wins the blocks that it claims. What is not taken is counted by
 reason, and reported so that it can be erased. Tables of different members are read at
 the same time, and worked on in stretches that stay in the CPU's cache. A few slots that cannot be
 read cost the entries in them, not the volume.
