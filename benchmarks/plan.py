@@ -12,7 +12,7 @@ from benchmarks import options
 from benchmarks.common import publish
 from benchmarks.published import compare
 from fx100_lmcache.cli import plan as shared
-from fx100_lmcache.planning import MODELS, make_plan
+from fx100_lmcache.sizing import MODELS, make_plan
 
 app = typer.Typer(add_completion=False)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fx100_lmcache.planning import MODELS, PORT_BYTES_PER_S
+from fx100_lmcache.sizing import MODELS, PORT_BYTES_PER_S
 
 SESSION_TOKENS = 118 * 256
 """30,208 tokens in 118 chunks: 7.145 GiB of KV over all ranks."""

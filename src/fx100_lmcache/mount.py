@@ -10,7 +10,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fx100_lmcache.access import (
+from fx100_lmcache.config import Config
+from fx100_lmcache.engine.engine import LaneEngine
+from fx100_lmcache.engine.member_slot import EngineOptions
+from fx100_lmcache.engine.native_lane import native_available
+from fx100_lmcache.errors import FX100Error, MemberOpenError, SectorSizeError, VolumeError
+from fx100_lmcache.members.allocation import Allocation, allocation_of
+from fx100_lmcache.members.base import Member
+from fx100_lmcache.members.device import DeviceMember, create_file, open_member, write_through
+from fx100_lmcache.nvmf.errors import NvmeError
+from fx100_lmcache.nvmf.reconnect import PathWatch
+from fx100_lmcache.ondisk.geometry import Geometry, plan_geometry
+from fx100_lmcache.store import Store, StoreOptions
+from fx100_lmcache.volume.claim import ClaimTiming
+from fx100_lmcache.volume.opening import (
     device_name,
     hold_label,
     locate,
@@ -23,20 +36,7 @@ from fx100_lmcache.access import (
     silent_error,
     watch_paths,
 )
-from fx100_lmcache.claim import ClaimTiming
-from fx100_lmcache.config import Config
-from fx100_lmcache.engine.lane_engine import LaneEngine
-from fx100_lmcache.engine.native import native_available
-from fx100_lmcache.engine.slot import EngineOptions
-from fx100_lmcache.errors import FX100Error, MemberOpenError, SectorSizeError, VolumeError
-from fx100_lmcache.geometry import Geometry, plan_geometry
-from fx100_lmcache.members.allocation import Allocation, allocation_of
-from fx100_lmcache.members.base import Member
-from fx100_lmcache.members.device import DeviceMember, create_file, open_member, write_through
-from fx100_lmcache.nvmf.errors import NvmeError
-from fx100_lmcache.nvmf.reconnect import PathWatch
-from fx100_lmcache.store import Store, StoreOptions
-from fx100_lmcache.volume import (
+from fx100_lmcache.volume.volume import (
     Contents,
     Volume,
     assemble,

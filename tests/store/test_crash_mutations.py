@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import xxhash
 
-from fx100_lmcache import recovery
-from fx100_lmcache.engine.base import Job, Transfer
+from fx100_lmcache.engine.jobs import Job, Transfer
 from fx100_lmcache.store import load
 from fx100_lmcache.store.erase import Eraser
 from fx100_lmcache.store.put import Putter
 from fx100_lmcache.testing.crash import enumerate_crashes
 from fx100_lmcache.testing.workload import Workload
+from fx100_lmcache.volume import recovery
 
 Patch = pytest.MonkeyPatch
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fx100_lmcache import verdict
-from fx100_lmcache.engine.native import native_available
+from fx100_lmcache.engine.native_lane import native_available
 from fx100_lmcache.ondisk.reason import Reason
 from fx100_lmcache.testing import fuzz
 from fx100_lmcache.testing.crash import Violation
 from fx100_lmcache.testing.fuzz import Fuzzer, run
-from fx100_lmcache.verdict import Judge
+from fx100_lmcache.volume import verdict
+from fx100_lmcache.volume.verdict import Judge
 
 needs_native = pytest.mark.skipif(
     not native_available(), reason="the native lane was not built (needs a C compiler)"

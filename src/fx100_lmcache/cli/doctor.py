@@ -14,8 +14,7 @@ from typing import Annotated
 
 import typer
 
-from fx100_lmcache.access import reconnect_obstacles
-from fx100_lmcache.claim import same_kernel
+from fx100_lmcache.admin.inspect import Report, inspect
 from fx100_lmcache.cli.console import (
     EXIT_FAILED,
     ConfigPath,
@@ -24,7 +23,6 @@ from fx100_lmcache.cli.console import (
     human,
     print_json,
 )
-from fx100_lmcache.cli.inspect import Report, inspect
 from fx100_lmcache.cli.nvme_views import show_finding
 from fx100_lmcache.cli.waiting import Wait, wait_as_asked
 from fx100_lmcache.config import Config, load, subsystems_named
@@ -39,11 +37,13 @@ from fx100_lmcache.doctor.proof import prove_io
 from fx100_lmcache.doctor.sizes import check_sizes
 from fx100_lmcache.doctor.volume import check_claims, check_volume, shards_needed
 from fx100_lmcache.errors import FX100Error
-from fx100_lmcache.machine import this_machine
 from fx100_lmcache.nvmf.check import Finding, Severity, check, worst
 from fx100_lmcache.nvmf.connect import with_numbers
 from fx100_lmcache.nvmf.scope import part_of_volume
 from fx100_lmcache.nvmf.sysfs import Sysfs
+from fx100_lmcache.volume.claim import same_kernel
+from fx100_lmcache.volume.machine import this_machine
+from fx100_lmcache.volume.opening import reconnect_obstacles
 
 GIB = 1 << 30
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from fx100_lmcache.arrival import missing_members, missing_paths, wait_for_members
+from fx100_lmcache.admin.inspect import inspect
 from fx100_lmcache.cli.console import (
     EXIT_FAILED,
     ConfigPath,
@@ -22,7 +22,6 @@ from fx100_lmcache.cli.console import (
     print_error,
     print_json,
 )
-from fx100_lmcache.cli.inspect import inspect
 from fx100_lmcache.cli.nvme_views import (
     describe,
     describe_discovery,
@@ -51,6 +50,7 @@ from fx100_lmcache.nvmf.runner import NvmeCli
 from fx100_lmcache.nvmf.scope import part_of_volume, rest_of_host
 from fx100_lmcache.nvmf.snapshot import FABRICS, Snapshot, Subsystem
 from fx100_lmcache.nvmf.sysfs import Sysfs
+from fx100_lmcache.volume.arrival import missing_members, missing_paths, wait_for_members
 
 APPEAR_S = 5.0
 """Wait for the members after a connect: the kernel scans namespaces in the background."""

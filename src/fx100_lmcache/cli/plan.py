@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from fx100_lmcache.cli.console import JsonFlag, explained, human, print_json
-from fx100_lmcache.planning import MODELS, Plan, Workload, make_plan
+from fx100_lmcache.sizing import MODELS, Plan, Workload, make_plan
 
 DEFAULT_MODEL = "qwen3-coder-480b-tp8"
 NEEDS_HARDWARE = "needs hardware"

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fx100_lmcache.admin.advice import Problem
+from fx100_lmcache.admin.inspect import MemberReport, Report, ShardReport, Usage, inspect
 from fx100_lmcache.cli.console import (
     EXIT_FAILED,
     ConfigPath,
@@ -20,8 +22,6 @@ from fx100_lmcache.cli.console import (
     print_json,
     size_text,
 )
-from fx100_lmcache.cli.inspect import MemberReport, Report, ShardReport, Usage, inspect
-from fx100_lmcache.cli.problems import Problem
 from fx100_lmcache.cli.waiting import Wait, wait_as_asked
 
 

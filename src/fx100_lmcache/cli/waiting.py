@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from fx100_lmcache.arrival import missing_members, wait_for_members
 from fx100_lmcache.cli.console import human
 from fx100_lmcache.config import load
 from fx100_lmcache.errors import FX100Error
+from fx100_lmcache.volume.arrival import missing_members, wait_for_members
 
 MAX_WAIT_S = 86_400
 

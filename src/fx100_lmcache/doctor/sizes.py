@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from fx100_lmcache.config import Config
 from fx100_lmcache.doctor.documents import EngineSettings
 from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question, note, ok, problem, warning
-from fx100_lmcache.geometry import BLOCK_BYTES, round_up
 from fx100_lmcache.nvmf.check import Finding
+from fx100_lmcache.ondisk.geometry import BLOCK_BYTES, round_up
 
 GIB = 1 << 30
 ALLOCATION_BYTES = 4096

@@ -6,8 +6,8 @@ import logging
 import threading
 from collections.abc import Callable
 
-from fx100_lmcache.engine.base import MemberState
-from fx100_lmcache.engine.slot import MemberSlot
+from fx100_lmcache.engine.jobs import MemberState
+from fx100_lmcache.engine.member_slot import MemberSlot
 from fx100_lmcache.members.base import Member
 
 log = logging.getLogger(__name__)

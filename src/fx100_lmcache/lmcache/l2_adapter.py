@@ -21,11 +21,9 @@ from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInter
 from lmcache.v1.memory_management import MemoryObj
 
 from fx100_lmcache import config as settings
-from fx100_lmcache.arrival import wait_for_members
 from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.counters import ADAPTER, defects_in
 from fx100_lmcache.errors import FX100Error
-from fx100_lmcache.identity import DIGEST_BYTES
 from fx100_lmcache.lmcache.buffers import (
     accepts,
     all_are_copied,
@@ -36,13 +34,13 @@ from fx100_lmcache.lmcache.buffers import (
 from fx100_lmcache.lmcache.counts import Counts
 from fx100_lmcache.lmcache.defects import Defects
 from fx100_lmcache.lmcache.events import EventThread, Handler
-from fx100_lmcache.lmcache.keys import KeyTranslator
-from fx100_lmcache.lmcache.listeners import PatientListener
-from fx100_lmcache.lmcache.listing import check_page, list_keys
-from fx100_lmcache.lmcache.replay import Replays
-from fx100_lmcache.lmcache.results import Results
-from fx100_lmcache.lmcache.stuck import StuckWatch, terminate_process
-from fx100_lmcache.lmcache.tasks import (
+from fx100_lmcache.lmcache.mp.keys import KeyTranslator
+from fx100_lmcache.lmcache.mp.listeners import PatientListener
+from fx100_lmcache.lmcache.mp.listing import check_page, list_keys
+from fx100_lmcache.lmcache.mp.replay import Replays
+from fx100_lmcache.lmcache.mp.results import Results
+from fx100_lmcache.lmcache.mp.stuck import StuckWatch, terminate_process
+from fx100_lmcache.lmcache.mp.tasks import (
     Deleted,
     Evicted,
     LoadDone,
@@ -54,11 +52,13 @@ from fx100_lmcache.lmcache.tasks import (
     size_objects,
     stored_now,
 )
-from fx100_lmcache.lmcache.usage import scarce_usage
+from fx100_lmcache.lmcache.mp.usage import scarce_usage
 from fx100_lmcache.lmcache.versions import LMCACHE, version_warnings
 from fx100_lmcache.metrics import publish
 from fx100_lmcache.mount import Mounted, mount
+from fx100_lmcache.ondisk.chunk_meta import DIGEST_BYTES
 from fx100_lmcache.store import LoadResult, PutItem, PutResult
+from fx100_lmcache.volume.arrival import wait_for_members
 
 log = logging.getLogger(__name__)
 

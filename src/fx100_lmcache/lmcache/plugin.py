@@ -29,15 +29,15 @@ from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
 from fx100_lmcache.lmcache.defects import Defects
-from fx100_lmcache.lmcache.inprocess_guard import saves_only_first_rank
-from fx100_lmcache.lmcache.inprocess_keys import NO_DIGEST, KeyNamer, difference
-from fx100_lmcache.lmcache.inprocess_layers import LayeredChunks, unpinned_on_error
-from fx100_lmcache.lmcache.inprocess_loads import release
-from fx100_lmcache.lmcache.inprocess_puts import Offer, Told
-from fx100_lmcache.lmcache.inprocess_registry import attach, detach
-from fx100_lmcache.lmcache.inprocess_setup import prepare
-from fx100_lmcache.lmcache.inprocess_step import LayerLoadError, Step
-from fx100_lmcache.lmcache.tasks import listed
+from fx100_lmcache.lmcache.inprocess.checks import saves_only_first_rank
+from fx100_lmcache.lmcache.inprocess.forward_pass import LayerLoadError, Step
+from fx100_lmcache.lmcache.inprocess.keys import NO_DIGEST, KeyNamer, difference
+from fx100_lmcache.lmcache.inprocess.layers import LayeredChunks, unpinned_on_error
+from fx100_lmcache.lmcache.inprocess.loads import release
+from fx100_lmcache.lmcache.inprocess.puts import Offer, Told
+from fx100_lmcache.lmcache.inprocess.registry import attach, detach
+from fx100_lmcache.lmcache.inprocess.setup import prepare
+from fx100_lmcache.lmcache.mp.tasks import listed
 
 log = logging.getLogger(__name__)
 

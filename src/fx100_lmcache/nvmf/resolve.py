@@ -17,7 +17,7 @@ from fx100_lmcache.nvmf.errors import (
     NvmeError,
     StaleNodeError,
 )
-from fx100_lmcache.nvmf.identity import NamespaceIdentity
+from fx100_lmcache.nvmf.namespace_id import NamespaceIdentity
 from fx100_lmcache.nvmf.snapshot import Namespace, Snapshot
 from fx100_lmcache.nvmf.sysfs import Sysfs
 

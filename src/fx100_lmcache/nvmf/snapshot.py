@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fx100_lmcache.nvmf.address import FabricAddress
-from fx100_lmcache.nvmf.identity import NamespaceIdentity
+from fx100_lmcache.nvmf.namespace_id import NamespaceIdentity
 
 NEVER = -1
 """A time-out of the kernel that is switched off: it waits for ever."""

@@ -15,7 +15,7 @@ import aiofiles.os
 
 from fx100_lmcache.nvmf.address import parse_address
 from fx100_lmcache.nvmf.errors import IdentityError, SettingError
-from fx100_lmcache.nvmf.identity import NamespaceIdentity
+from fx100_lmcache.nvmf.namespace_id import NamespaceIdentity
 from fx100_lmcache.nvmf.snapshot import (
     NEVER,
     Controller,

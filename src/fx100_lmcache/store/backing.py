@@ -5,7 +5,7 @@ storage below has it. What was never written is withheld. Now and then a block o
 belongs to nobody, is written with zeros: when that works, all is given out again.
 
 A device that is gone says "no space" too. So nothing is decided before the member's label was
-read (see :meth:`~fx100_lmcache.engine.lane_engine.LaneEngine.probe`); until then it is not
+read (see :meth:`~fx100_lmcache.engine.engine.LaneEngine.probe`); until then it is not
 written to.
 """
 
@@ -15,13 +15,13 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from fx100_lmcache.aligned import zero_buffer
+from fx100_lmcache.buffers import zero_buffer
 from fx100_lmcache.burst_log import BurstLog
-from fx100_lmcache.engine.base import Engine, Job, Status, Transfer
-from fx100_lmcache.geometry import Geometry
+from fx100_lmcache.engine.jobs import Engine, Job, Status, Transfer
 from fx100_lmcache.members.allocation import allocation_of
 from fx100_lmcache.members.base import NO_SPACE_ERRORS
-from fx100_lmcache.space import Space
+from fx100_lmcache.ondisk.geometry import Geometry
+from fx100_lmcache.space.space import Space
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 from fx100_lmcache.ondisk.claim_block import MAX_GENERATION
-from fx100_lmcache.store.core import Core
 from fx100_lmcache.store.erase import Eraser
 from fx100_lmcache.store.ownership import Ownership
+from fx100_lmcache.store.state import Core
 
 log = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 
 from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.catalog.catalog import Entry
-from fx100_lmcache.engine.base import Job, Status, Transfer
-from fx100_lmcache.ledger import Use
+from fx100_lmcache.engine.jobs import Job, Status, Transfer
 from fx100_lmcache.ondisk.inode import InodePlace, parse_table
-from fx100_lmcache.space import Extent, extent_of
+from fx100_lmcache.space.ledger import Use
+from fx100_lmcache.space.space import Extent, extent_of
 from fx100_lmcache.store.backing import without_space
-from fx100_lmcache.store.core import Core
+from fx100_lmcache.store.state import Core
 
 log = logging.getLogger(__name__)
 
@@ -146,10 +146,8 @@ class Eraser:
         What is evicted then is lost for nothing. Storage without space below says so with the first
         one, if it refuses what was written before, too, as one does that copies on write.
         """
-        return (
-            self._without_space
-            or (len(self._failed) >= _MANY_FAILED
-            and not self._core.closed_mask())
+        return self._without_space or (
+            len(self._failed) >= _MANY_FAILED and not self._core.closed_mask()
         )
 
     def retry_failed(self) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 
-from fx100_lmcache.store.core import Core
 from fx100_lmcache.store.erase import Eraser
+from fx100_lmcache.store.state import Core
 from fx100_lmcache.store.waiting import Put, WaitingRoom
 
 _AT_ONCE = 64  # entries evicted without letting go of the lock, so that lookups go between

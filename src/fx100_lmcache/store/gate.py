@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Sequence
 
-from fx100_lmcache.engine.base import Engine, Job, MemberState, ReadBatch, Status
 from fx100_lmcache.engine.defects import Defects
+from fx100_lmcache.engine.jobs import Engine, Job, MemberState, ReadBatch, Status
 from fx100_lmcache.members.base import Member
 
 

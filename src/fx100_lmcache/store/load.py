@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fx100_lmcache.catalog.index import Rows
-from fx100_lmcache.engine.base import Job, ReadBatch, Status, Transfer
+from fx100_lmcache.engine.jobs import Job, ReadBatch, Status, Transfer
 from fx100_lmcache.members.base import MEDIA_ERRORS
 from fx100_lmcache.store.columns import PieceColumns, piece_columns
-from fx100_lmcache.store.core import Core
 from fx100_lmcache.store.erase import Eraser
-from fx100_lmcache.store.items import LoadItem, LoadResult
+from fx100_lmcache.store.state import Core
+from fx100_lmcache.store.types import LoadItem, LoadResult
 
 log = logging.getLogger(__name__)
 

@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from fx100_lmcache.burst_log import BurstLog
-from fx100_lmcache.engine.base import Job, Status, Transfer
-from fx100_lmcache.ledger import Use
+from fx100_lmcache.engine.jobs import Job, Status, Transfer
 from fx100_lmcache.ondisk.inode import InodePlace, max_pieces, pack_inode, pack_location
-from fx100_lmcache.space import Extent
+from fx100_lmcache.space.ledger import Use
+from fx100_lmcache.space.space import Extent
 from fx100_lmcache.store.backing import without_space
-from fx100_lmcache.store.core import Core
 from fx100_lmcache.store.erase import Eraser
 from fx100_lmcache.store.evict import Evictor, Outlook
-from fx100_lmcache.store.items import PutItem, PutResult
+from fx100_lmcache.store.state import Core
+from fx100_lmcache.store.types import PutItem, PutResult
 from fx100_lmcache.store.waiting import Put
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fx100_lmcache.counters import defects_in
-from fx100_lmcache.store.core import Core
+from fx100_lmcache.store.state import Core
 
 FAILED_PUTS = 10  # after so many failures and no success, the tier does not work
 _FAILURES = ("error", "deadline", "no_space_below")

@@ -14,27 +14,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fx100_lmcache.aligned import return_memory
-from fx100_lmcache.claiming import Claimer, Taken
-from fx100_lmcache.engine.base import Engine
+from fx100_lmcache.buffers import return_memory
+from fx100_lmcache.engine.jobs import Engine
 from fx100_lmcache.errors import ClaimError
-from fx100_lmcache.identity import ChunkMeta
-from fx100_lmcache.machine import Machine, this_machine
 from fx100_lmcache.members.base import Member
+from fx100_lmcache.ondisk.chunk_meta import ChunkMeta
 from fx100_lmcache.ondisk.reason import IMPOSSIBLE, TEXTS, Reason
-from fx100_lmcache.recovery import Recovered, recover
 from fx100_lmcache.store.clear import Clearer
-from fx100_lmcache.store.core import Core, Evicted, SpaceReport, StoreOptions
 from fx100_lmcache.store.erase import Eraser
 from fx100_lmcache.store.heartbeat import Heartbeat
-from fx100_lmcache.store.items import LoadItem, LoadResult, PutItem, PutResult
 from fx100_lmcache.store.load import Loader
 from fx100_lmcache.store.lookup import describe, lookup, unpin
 from fx100_lmcache.store.ownership import Ownership
 from fx100_lmcache.store.put import Putter
 from fx100_lmcache.store.report import problems_of, status_of
+from fx100_lmcache.store.state import Core, Evicted, SpaceReport, StoreOptions
 from fx100_lmcache.store.trials import SpaceTrials
-from fx100_lmcache.volume import Volume
+from fx100_lmcache.store.types import LoadItem, LoadResult, PutItem, PutResult
+from fx100_lmcache.volume.claiming import Claimer, Taken
+from fx100_lmcache.volume.machine import Machine, this_machine
+from fx100_lmcache.volume.recovery import Recovered, recover
+from fx100_lmcache.volume.volume import Volume
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fx100_lmcache.store.core import Core
+from fx100_lmcache.store.state import Core
 
 WhenOurs = Callable[[Callable[[bool], None]], None]
 

@@ -8,8 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from fx100_lmcache.space import Extent
-from fx100_lmcache.store.items import PutItem, PutResult
+from fx100_lmcache.space.space import Extent
+from fx100_lmcache.store.types import PutItem, PutResult
 
 
 @dataclass(slots=True, eq=False)

@@ -14,10 +14,9 @@ from typing import Generic, Self, TypeVar
 
 import xxhash
 
-from fx100_lmcache.aligned import zero_buffer
-from fx100_lmcache.claim import newest_claim, read_claims
-from fx100_lmcache.engine.lane_engine import LaneEngine
-from fx100_lmcache.engine.slot import EngineOptions
+from fx100_lmcache.buffers import zero_buffer
+from fx100_lmcache.engine.engine import LaneEngine
+from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.errors import ClaimError
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.members.device import open_member
@@ -28,7 +27,8 @@ from fx100_lmcache.testing.harness import META, digest_of, value_of
 from fx100_lmcache.testing.inline import inline_engine
 from fx100_lmcache.testing.memory import MemoryMember
 from fx100_lmcache.testing.reference import Expected, Found, Reference
-from fx100_lmcache.volume import Volume, assemble
+from fx100_lmcache.volume.claim import newest_claim, read_claims
+from fx100_lmcache.volume.volume import Volume, assemble
 
 Result = TypeVar("Result")
 

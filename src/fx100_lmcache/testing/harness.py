@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from fx100_lmcache.aligned import zero_buffer
+from fx100_lmcache.buffers import zero_buffer
 from fx100_lmcache.engine.defects import Defects
-from fx100_lmcache.engine.lane_engine import LaneEngine
-from fx100_lmcache.geometry import Geometry, plan_geometry
-from fx100_lmcache.identity import ChunkMeta, Layout, Scope
-from fx100_lmcache.machine import Machine, this_machine
+from fx100_lmcache.engine.engine import LaneEngine
 from fx100_lmcache.members.base import Member
+from fx100_lmcache.ondisk.chunk_meta import ChunkMeta, Layout, Scope
+from fx100_lmcache.ondisk.geometry import Geometry, plan_geometry
 from fx100_lmcache.store import LoadItem, LoadResult, PutItem, PutResult, Store, StoreOptions
 from fx100_lmcache.testing.clock import SimulatedClock
 from fx100_lmcache.testing.inline import InlineLanes, inline_engine
 from fx100_lmcache.testing.memory import Journal, MemoryMember, memory_members
-from fx100_lmcache.volume import assemble, format_volume
+from fx100_lmcache.volume.machine import Machine, this_machine
+from fx100_lmcache.volume.volume import assemble, format_volume
 
 SCOPE = Scope("mp", "test/model", 1)
 META = ChunkMeta(SCOPE, Layout("KV_2LTD", (("bfloat16", (2, 4, 8)),))).pack()

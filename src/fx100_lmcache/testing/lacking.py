@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fx100_lmcache.engine import native
+from fx100_lmcache.engine import native_lane as native
 
 PATIENCE_S = 10.0  # threads in C end a moment after they were told to
 
