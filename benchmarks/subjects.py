@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-from fx100_lmcache.buffers import address_of
+from fx100_lmcache.buffers import IoBuffer, address_of
 from fx100_lmcache.engine.engine import LaneEngine
-from fx100_lmcache.engine.jobs import IoBuffer
 from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.members.device import create_file, open_member
 from fx100_lmcache.ondisk.chunk_meta import ChunkMeta, Layout, Scope

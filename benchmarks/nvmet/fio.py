@@ -26,9 +26,8 @@ from pathlib import Path
 
 import xxhash
 
-from fx100_lmcache.buffers import zero_buffer
+from fx100_lmcache.buffers import IoBuffer, zero_buffer
 from fx100_lmcache.config import load
-from fx100_lmcache.engine.jobs import IoBuffer
 from fx100_lmcache.mount import Mounted, mount
 from fx100_lmcache.nvmf.plan import HostIdentity
 from fx100_lmcache.store import LoadItem, PutItem

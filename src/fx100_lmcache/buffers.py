@@ -1,4 +1,4 @@
-"""Page-aligned memory for direct I/O."""
+"""Memory for I/O: what a caller owns, and page-aligned buffers for direct I/O."""
 
 from __future__ import annotations
 
@@ -7,8 +7,33 @@ import ctypes
 import mmap
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from fx100_lmcache.engine.jobs import IoBuffer
+from fx100_lmcache.ondisk.geometry import round_up
+
+
+@dataclass(slots=True)
+class IoBuffer:
+    """Memory of a caller.
+
+    Attributes
+    ----------
+    view : memoryview
+        All bytes that belong to the object, alignment padding included.
+    length : int
+        The first bytes of it that count.
+    address : int
+        Where the view starts, for alignment and for native engines.
+    """
+
+    view: memoryview
+    length: int
+    address: int
+
+    def fits_directly(self, start: int, length: int, align: int) -> bool:
+        """Whether a transfer can use bytes from ``start`` on without a bounce buffer."""
+        aligned = (self.address + start) % align == 0
+        return aligned and start + round_up(length, align) <= len(self.view)
 
 
 def address_of(buffer: mmap.mmap) -> int:

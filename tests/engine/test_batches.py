@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from fx100_lmcache.buffers import IoBuffer
 from fx100_lmcache.engine.engine import LaneEngine
-from fx100_lmcache.engine.jobs import IoBuffer, Status
+from fx100_lmcache.engine.jobs import Status
 from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.members.base import Member
 from support.batches import BatchOutcome, Piece, read_batch

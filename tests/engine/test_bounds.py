@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fx100_lmcache.buffers import address_of
+from fx100_lmcache.buffers import IoBuffer, address_of
 from fx100_lmcache.engine.bounds import all_within, out_of_bounds
 from fx100_lmcache.engine.engine import LaneEngine
 from fx100_lmcache.engine.health import ERRORS_IN_A_ROW
-from fx100_lmcache.engine.jobs import IoBuffer, Status, Transfer
+from fx100_lmcache.engine.jobs import Status, Transfer
 from fx100_lmcache.testing.memory import MemoryMember
 from support.batches import read_batch
 from support.engine import MIB, PATIENCE_S, buffer_of, pattern, read_at, start, state, write_at

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import xxhash
 
+from fx100_lmcache.buffers import IoBuffer
 from fx100_lmcache.engine.defects import Defects
 from fx100_lmcache.engine.engine import LaneEngine
-from fx100_lmcache.engine.jobs import IoBuffer, Status, Transfer
+from fx100_lmcache.engine.jobs import Status, Transfer
 from fx100_lmcache.engine.member_slot import EngineOptions, ThreadedLanes
 from fx100_lmcache.engine.native_batch import NativeBatch
 from fx100_lmcache.engine.native_lane import NativeLane, NativeReaper

@@ -8,9 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from fx100_lmcache import metrics
-from fx100_lmcache.buffers import zero_buffer
+from fx100_lmcache.buffers import IoBuffer, zero_buffer
 from fx100_lmcache.config import MetricsConfig
-from fx100_lmcache.engine.jobs import IoBuffer
 from fx100_lmcache.metrics import COUNTERS, GAUGES, MetricsPublisher, publish
 from fx100_lmcache.store import LoadItem, PutItem
 from fx100_lmcache.testing.harness import META, Rig, digest_of, value_of

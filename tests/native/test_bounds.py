@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import xxhash
 
+from fx100_lmcache.buffers import IoBuffer
 from fx100_lmcache.engine import native_batch as engine_batch
 from fx100_lmcache.engine.engine import LaneEngine
-from fx100_lmcache.engine.jobs import IoBuffer, Job, ReadBatch, Status, Transfer
+from fx100_lmcache.engine.jobs import Job, ReadBatch, Status, Transfer
 from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.engine.native_lane import NativeLane, _native, native_available
 from fx100_lmcache.members.device import open_member

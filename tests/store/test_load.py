@@ -5,9 +5,8 @@ import threading
 
 import pytest
 
-from fx100_lmcache.buffers import zero_buffer
+from fx100_lmcache.buffers import IoBuffer, zero_buffer
 from fx100_lmcache.engine.engine import LaneEngine
-from fx100_lmcache.engine.jobs import IoBuffer
 from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.ondisk.chunk_meta import ChunkMeta
 from fx100_lmcache.store import LoadItem, LoadResult, PutItem, PutResult, Store

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fx100_lmcache.engine.jobs import IoBuffer, Job, ReadBatch, Status, Transfer
+from fx100_lmcache.buffers import IoBuffer
+from fx100_lmcache.engine.jobs import Job, ReadBatch, Status, Transfer
 from support.engine import PATIENCE_S
 
 Piece = tuple[int, int, int, int]  # member, offset, length, what it must hash to

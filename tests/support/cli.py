@@ -14,10 +14,9 @@ from typing import Any
 import yaml
 from typer.testing import CliRunner, Result
 
-from fx100_lmcache.buffers import zero_buffer
+from fx100_lmcache.buffers import IoBuffer, zero_buffer
 from fx100_lmcache.cli import app
 from fx100_lmcache.config import load
-from fx100_lmcache.engine.jobs import IoBuffer
 from fx100_lmcache.mount import Mounted, mount
 from fx100_lmcache.ondisk.geometry import CLAIM_BYTES, LABEL_BYTES
 from fx100_lmcache.store import LoadItem, PutItem

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from fx100_lmcache.buffers import zero_buffer
+from fx100_lmcache.buffers import IoBuffer, zero_buffer
 from fx100_lmcache.engine.engine import LaneEngine
-from fx100_lmcache.engine.jobs import IoBuffer, Job, Status, Transfer
+from fx100_lmcache.engine.jobs import Job, Status, Transfer
 from fx100_lmcache.engine.native_lane import native_available
 from fx100_lmcache.members.device import DeviceMember, open_member
 from fx100_lmcache.testing.inline import InlineLanes, inline_engine

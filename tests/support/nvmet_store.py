@@ -15,9 +15,8 @@ from typing import Any
 
 import yaml
 
-from fx100_lmcache.buffers import zero_buffer
+from fx100_lmcache.buffers import IoBuffer, zero_buffer
 from fx100_lmcache.config import load
-from fx100_lmcache.engine.jobs import IoBuffer
 from fx100_lmcache.mount import Mounted, format_members, mount, plan_format
 from fx100_lmcache.nvmf.plan import HostIdentity
 from fx100_lmcache.nvmf.snapshot import Controller

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import xxhash
 
-from fx100_lmcache.buffers import zero_buffer
+from fx100_lmcache.buffers import IoBuffer, zero_buffer
 from fx100_lmcache.engine.engine import LaneEngine
-from fx100_lmcache.engine.jobs import IoBuffer, Job, Status, Transfer
+from fx100_lmcache.engine.jobs import Job, Status, Transfer
 from fx100_lmcache.errors import VolumeError
 from fx100_lmcache.ondisk.geometry import round_up
 from fx100_lmcache.ondisk.inode import InodePlace, parse_table, unpack_location

@@ -19,9 +19,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fx100_lmcache.buffers import IoBuffer
 from fx100_lmcache.engine.defects import Defects
 from fx100_lmcache.members.base import Member
-from fx100_lmcache.ondisk.geometry import round_up
 
 I64 = npt.NDArray[np.int64]
 
@@ -37,30 +37,6 @@ class Status(enum.Enum):
     """The kernel or the member refused; see ``Transfer.error``."""
     TIMED_OUT = "timed out"
     """Not finished at the job's deadline: still queued, or still in the kernel."""
-
-
-@dataclass(slots=True)
-class IoBuffer:
-    """Memory of a caller.
-
-    Attributes
-    ----------
-    view : memoryview
-        All bytes that belong to the object, alignment padding included.
-    length : int
-        The first bytes of it that count.
-    address : int
-        Where the view starts, for alignment and for native engines.
-    """
-
-    view: memoryview
-    length: int
-    address: int
-
-    def fits_directly(self, start: int, length: int, align: int) -> bool:
-        """Whether a transfer can use bytes from ``start`` on without a bounce buffer."""
-        aligned = (self.address + start) % align == 0
-        return aligned and start + round_up(length, align) <= len(self.view)
 
 
 @dataclass(slots=True, eq=False)

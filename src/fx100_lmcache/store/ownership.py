@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fx100_lmcache.buffers import zero_buffer
-from fx100_lmcache.engine.jobs import Engine, IoBuffer, Job, Transfer
+from fx100_lmcache.buffers import IoBuffer, zero_buffer
+from fx100_lmcache.engine.jobs import Engine, Job, Transfer
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.ondisk.claim_block import ClaimBlock
 from fx100_lmcache.ondisk.geometry import CLAIM_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fx100_lmcache.engine.jobs import IoBuffer
+from fx100_lmcache.buffers import IoBuffer
 from fx100_lmcache.ondisk.chunk_meta import ChunkMeta
 
 Accept = Callable[[ChunkMeta, int], bool]

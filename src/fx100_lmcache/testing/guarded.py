@@ -6,8 +6,7 @@ import ctypes
 import mmap
 import os
 
-from fx100_lmcache.buffers import address_of
-from fx100_lmcache.engine.jobs import IoBuffer
+from fx100_lmcache.buffers import IoBuffer, address_of
 from fx100_lmcache.ondisk.geometry import round_up
 
 _PAGE = mmap.PAGESIZE

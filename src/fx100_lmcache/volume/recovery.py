@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 import numpy.typing as npt
 
-from fx100_lmcache.buffers import BufferPool
-from fx100_lmcache.engine.jobs import IoBuffer
+from fx100_lmcache.buffers import BufferPool, IoBuffer
 from fx100_lmcache.members.base import MEDIA_ERRORS, Member, read_whole
 from fx100_lmcache.ondisk.geometry import Geometry
 from fx100_lmcache.ondisk.inode import InodePlace, TableRows, parse_table
