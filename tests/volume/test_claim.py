@@ -10,6 +10,7 @@ from fx100_lmcache.members.device import DeviceMember, open_member
 from fx100_lmcache.ondisk.claim_block import HOLDER_BYTES, ClaimBlock
 from fx100_lmcache.volume.claim import (
     ClaimTiming,
+    confirmed,
     decided_by_locks,
     holder_text,
     is_there,
@@ -82,7 +83,8 @@ def test_locks_decide_only_about_the_node_that_they_are_on(
     """A container with device nodes of its own sees no lock of another one under its kernel."""
     ours = this_machine()
     text = holder_text(ours, [file_member], unix_s=0.0, watch_s=15.0)
-    claim = replace(CLAIM, holder=text)
+    assert not decided_by_locks(replace(CLAIM, holder=text), ours, [file_member])
+    claim = replace(CLAIM, holder=confirmed(text))
     assert decided_by_locks(claim, ours, [file_member])
     other = tmp_path / "other"
     other.write_bytes(bytes(1 << 16))

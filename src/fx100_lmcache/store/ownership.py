@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -62,6 +63,8 @@ class _Round:
         Members that have not answered yet: first to the look, then to the write.
     seen : dict of int to bytes
         The claim areas that were read, by member.
+    marred : bool
+        A block was not ours: somebody's late write.
     """
 
     started: float
@@ -71,6 +74,7 @@ class _Round:
     pending: set[int] = field(default_factory=set)
     seen: dict[int, bytes] = field(default_factory=dict)
     judged: bool = False
+    marred: bool = False
     written: int = 0
     failed: int = 0
     over: bool = False
@@ -103,8 +107,8 @@ class Ownership:
         self._area = range(min(self._claims), max(self._claims) + 1)
         self._held_since = taken.written_at  # while there is no lease, a later look may give one
         self._lease_until = self._looked_at = float("-inf")
-        self._failing = False
-        self._busy: dict[int, int] = {}  # claim I/O that members keep past its deadline
+        self._failing = self._mends = False
+        self._busy: Counter[int] = Counter()  # claim I/O under way, also of rounds given up
         self._lookers: list[Answer] = []
         self._writers: list[Answer] = []
         self._release = self._released = False
@@ -296,16 +300,20 @@ class Ownership:
                 members = members[:1]  # whoever takes over writes to all
             current.pending = set(members)
             jobs = [self._look_job(current, member) for member in members]
+            self._note_begun(jobs)
         if jobs:
             self._engine.submit(jobs)
         else:
             self._judge(current)
 
     def _reachable(self) -> list[int]:
-        """Return members that are up and keep no claim I/O of ours: one late write at most."""
+        """Return members that are up and have no claim I/O of ours: so one write at most is late.
+
+        A new owner writes both blocks, and one late write of ours destroys one.
+        """
         down = self._engine.down_mask()
         members = range(len(self._core.geometry.members))
-        return [m for m in members if not down >> m & 1 and not self._busy.get(m)]
+        return [m for m in members if not down >> m & 1 and not self._busy[m]]
 
     def _deadline(self) -> float:
         options = self._core.options
@@ -323,7 +331,7 @@ class Ownership:
 
     def _looked(self, current: _Round, member: int, buffer: IoBuffer, job: Job) -> None:
         with self._core.lock:
-            self._note_kept(member, job)
+            self._note_over(member, job)
             if current.judged:
                 return
             if job.ok:
@@ -333,10 +341,11 @@ class Ownership:
         if ready:
             self._judge(current)
 
-    def _note_kept(self, member: int, job: Job) -> None:
-        kept = sum(transfer.in_kernel for transfer in job.transfers)
-        if kept:
-            self._busy[member] = self._busy.get(member, 0) + kept
+    def _note_begun(self, jobs: Sequence[Job]) -> None:
+        self._busy.update(transfer.member for job in jobs for transfer in job.transfers)
+
+    def _note_over(self, member: int, job: Job) -> None:
+        self._busy[member] -= sum(not transfer.in_kernel for transfer in job.transfers)
 
     def _came_back(self, transfer: Transfer) -> None:
         with self._core.lock:
@@ -378,6 +387,7 @@ class Ownership:
             if not seen or not (sure or is_there(claim, seen)):
                 self._lose(shard, None)
                 return False
+            current.marred |= len(seen) < len(blocks) or any(c.rank != claim.rank for c in seen)
         return True
 
     def _lose(self, shard: int, rival: ClaimBlock | None) -> None:
@@ -393,12 +403,14 @@ class Ownership:
 
     def _write_jobs(self, current: _Round) -> list[Job]:
         generations = self._core.generations
+        settled = self._settled_at(current.started)
         for shard, claim in self._claims.items():
+            holder = rules.confirmed(claim.holder) if settled else claim.holder
             self._claims[shard] = replace(
                 claim,
                 counter=claim.counter + 1,
                 generation=generations.get(shard, claim.generation),
-                holder="" if current.release else claim.holder,
+                holder="" if current.release else holder,
             )
         self._released |= current.release
         buffer = zero_buffer(CLAIM_BYTES * len(self._claims))
@@ -407,7 +419,9 @@ class Ownership:
             buffer.view[at : at + CLAIM_BYTES] = claim.pack(self._core.volume)
         members = [member for member in self._reachable() if member in current.seen]
         current.pending = set(members)
-        return [self._write_job(current, member, buffer) for member in members]
+        jobs = [self._write_job(current, member, buffer) for member in members]
+        self._note_begun(jobs)
+        return jobs
 
     def _write_job(self, current: _Round, member: int, buffer: IoBuffer) -> Job:
         geometry = self._core.geometry
@@ -429,7 +443,7 @@ class Ownership:
 
     def _written(self, current: _Round, member: int, job: Job) -> None:
         with self._core.lock:
-            self._note_kept(member, job)
+            self._note_over(member, job)
             if current.over:
                 return
             if job.ok and self._age_s(current) <= self._timing.renew_within_s:
@@ -449,11 +463,14 @@ class Ownership:
         somebody who looked before it may be about to write.
         """
         now, lease_s = self._machine.clock(), self._timing.lease_s
-        settled = self._held_since + rules.SETTLE_S <= started <= self._held_since + lease_s
-        if now <= self._lease_until or settled:
+        if now <= self._lease_until or self._settled_at(started):
             self._lease_until = started + lease_s
         elif started > self._held_since + lease_s:
             self._held_since = now
+
+    def _settled_at(self, started: float) -> bool:
+        """Whether a look at that time confirms what we wrote without a lease."""
+        return rules.SETTLE_S <= started - self._held_since <= self._timing.lease_s
 
     def _abandon(self, current: _Round) -> None:
         """Go on without the members that do not answer."""
@@ -468,6 +485,7 @@ class Ownership:
                 return
             current.over = True
             self._round = None
+            mends = self._mends = current.marred and current.written > 0 and not self._mends
             everywhere = current.written > 0 and not current.failed and not current.pending
             if current.writers and not current.release and not self.lost_to:
                 self._failing = not current.written
@@ -476,7 +494,10 @@ class Ownership:
                 else:
                     self._core.counts["claim_renewals"] += 1
         self._tell(current.writers, everywhere)
-        self._begin()
+        if mends:
+            self.renew(_nobody_asks)  # the other block, before another late write hits this one
+        else:
+            self._begin()
 
     def _tell(self, answers: Sequence[Answer], ours: bool) -> None:
         for answer in answers:

@@ -191,7 +191,7 @@ class Store:
                     "shard has one owner: stop one of the two servers"
                 )
             if (wait_s := owner.settles_in_s) > 0:
-                self._machine.sleep(wait_s)
+                self._machine.sleep(1.01 * wait_s)  # not a rounding error too short
             answered = threading.Event()
             owner.renew(lambda _, answered=answered: answered.set())  # type: ignore[misc]
             answered.wait(within_s)
@@ -373,9 +373,9 @@ class Store:
         looked.wait(self.options.load_s + 1)
         return sum(found)
 
-    def beat(self) -> None:
-        """Renew the claims, as the heartbeat's thread does."""
-        self._owner.beat()
+    def beat(self) -> float | None:
+        """Renew the claims, as the heartbeat's thread does; return seconds until the next time."""
+        return self._owner.beat()
 
     def adopt_member(self, member: Member) -> bool:
         """Claim our shards on a member that has come back under another name. May block.
@@ -469,6 +469,11 @@ class Store:
     def closing(self) -> bool:
         """Whether :meth:`close` was called."""
         return self._core.closing
+
+    @property
+    def may_write(self) -> bool:
+        """Whether the shards are known to be ours at this moment."""
+        return self._core.engine.open_to_writes()
 
     @property
     def forked(self) -> bool:

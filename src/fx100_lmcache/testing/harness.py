@@ -111,7 +111,7 @@ class Rig:
         geometry = small_geometry(self.members, object_bytes=object_bytes)
         format_volume(self.members, geometry, unix_s=self.wall_s)
 
-    def open(self) -> None:
+    def open(self, *, take_over: bool = False) -> None:
         """Open the volume on a new engine, as a new process would."""
         volume = assemble(self.members)
         self.engine, self.lanes, _ = inline_engine(
@@ -125,6 +125,7 @@ class Rig:
             self.engine,
             options=self.options,
             wall_clock=lambda: self.wall_s,
+            take_over=take_over,
             machine=self.machine,
             heartbeat=False,
         )

@@ -126,6 +126,15 @@ class InlineLanes:
         """How many transfers the simulated kernel keeps."""
         return sum(len(lane.stalled) for lane in self._made)
 
+    def kept_writes(self) -> list[tuple[int, int, bytes]]:
+        """Member, offset and bytes of the writes that the simulated kernel keeps."""
+        return [
+            (t.member, t.offset, bytes(t.buffer.view[t.start : t.start + t.length]))
+            for lane in self._made
+            for t in lane.stalled
+            if t.job.write
+        ]
+
     def release(self) -> None:
         """Let the simulated kernel finish everything it kept."""
         for lane in self._made:

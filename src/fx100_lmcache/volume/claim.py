@@ -65,18 +65,25 @@ def holder_text(
 ) -> str:
     """Say who we are, for the second opener; with a random number that tells two opens apart.
 
-    The order matters: at most 256 bytes are kept.
+    The order matters: at most 256 bytes are kept. ``unconfirmed`` is left out once the claim has
+    settled, see :func:`confirmed`.
     """
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_s))
     fields = {
         **machine.words(),
         "since": started,
         "watch": f"{watch_s:g}",
-        "nonce": os.urandom(6).hex(),
+        "nonce": machine.nonce(),
         "node": node_of(members[0]) if members else "",
+        "unconfirmed": "1",
         "machine": machine.machine_id,
     }
     return " ".join(f"{name}={value}" for name, value in fields.items() if value)
+
+
+def confirmed(holder: str) -> str:
+    """Return a holder's text for a claim that has settled."""
+    return holder.replace(" unconfirmed=1", "")
 
 
 def node_of(member: Member) -> str:
@@ -101,11 +108,12 @@ def decided_by_locks(claim: ClaimBlock, machine: Machine, members: Iterable[Memb
     """Whether the kernel locks that we see tell if the owner of this claim lives.
 
     That is so if it was made under our kernel (equal boot id), and its locks are on a node that we
-    have open too. Then whoever gets the locks knows that the owner is dead.
+    have open too. Then whoever gets the locks knows that the owner is dead. A claim that never
+    settled may hide that of an owner elsewhere: it is no proof.
     """
-    node = claim.words.get("node", "")
-    here = not node or node in map(node_of, members)
-    return same_kernel(claim.holder, machine) and here
+    words = claim.words
+    here = "node" not in words or words["node"] in map(node_of, members)
+    return same_kernel(claim.holder, machine) and here and "unconfirmed" not in words
 
 
 def watch_of(claim: ClaimBlock, timing: ClaimTiming) -> float:

@@ -73,6 +73,7 @@ class Claimer:
     machine: Machine
     timing: ClaimTiming
     take_over: bool = False
+    _ours: set[str] = field(default_factory=set)
 
     def take(self, shards: Sequence[int], unix_s: float) -> Taken:
         """Become the owner of shards.
@@ -99,7 +100,7 @@ class Claimer:
             watched |= {shard: self._newest(shard, seen) for shard in slow}
             if not self._stand_still(seen, watched):
                 continue
-            replaced |= {shard: claim.holder for shard, claim in foreign.items()}
+            replaced |= {s: c.holder for s, c in foreign.items() if c.holder not in self._ours}
             claims, late = self._claim_all(seen, unix_s)
             slow |= late
             if not late and len(claims) == len(seen):
@@ -212,6 +213,7 @@ class Claimer:
             are to be watched: such an owner writes its claim again, or notices ours and stops.
         """
         holder = holder_text(self.machine, self.members, unix_s=unix_s, watch_s=self.timing.watch_s)
+        self._ours.add(holder)
         claims: dict[int, ClaimBlock] = {}
         slow = set()
         clock = self.machine.clock

@@ -30,6 +30,8 @@ class Machine:
         Seconds that go on while the process is stopped and while the machine sleeps.
     sleep : callable
         Let so many seconds pass.
+    nonce : callable
+        Make a random word that tells two opens apart.
     """
 
     boot_id: str
@@ -37,6 +39,7 @@ class Machine:
     machine_id: str = ""
     clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     sleep: Callable[[float], None] = time.sleep
+    nonce: Callable[[], str] = lambda: os.urandom(6).hex()
 
     def words(self) -> dict[str, str]:
         """Return what identifies this process on this machine."""
