@@ -211,6 +211,31 @@ def test_when_even_written_space_finds_none_puts_cost_no_entries() -> None:
     store.check_space()
 
 
+def test_a_member_that_refuses_to_be_rewritten_keeps_its_entries_and_the_others_go_on() -> None:
+    store = rig(members=2, reserve_fraction=0.0, width=1)
+    names = [f"object{n}" for n in range(store.store.space().total // 4)]
+    put_all(store, names)
+    rows = store.store._core.catalog.find([digest_of(name) for name in names]).tolist()
+    place = store.store.volume.geometry.place
+    on_first = [name for name, row in zip(names, rows, strict=True) if place(row)[0] == 0]
+    store.members[0].faults = [Fault("error", "write", times=10**6, value=errno.ENOSPC)]
+    new = [f"new{number}" for number in range(100)]
+    stored = []
+    for name in new:
+        stored.append(store.put(name, chunk(name)).stored)
+        store.look()
+        store.clock.advance(0.1)
+    assert sum(stored) > 80
+    assert check_all(store, on_first) >= len(on_first) - 4
+    assert has(store, new[-1]) == [True]
+    no_faults(store)
+    settle(store)
+    settle(store)
+    assert store.put("last", chunk("last")).stored
+    settle(store)
+    assert store.store.problems() == []
+
+
 def test_an_inode_that_found_no_space_keeps_no_blocks_back() -> None:
     """It was never there, so there is nothing to erase: the media are looked at, not guessed."""
     store = rig(members=1)

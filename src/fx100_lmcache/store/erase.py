@@ -48,7 +48,7 @@ class Eraser:
         self._erased_being_read: dict[int, _Victim] = {}
         self._failed: deque[_Victim] = deque()
         self._retry_at = float("-inf")
-        self._without_space = False
+        self._refusing = 0
         self._awaited: set[bytes] = set()
         self._changed: list[bytes] = []
         self._failures = BurstLog(log, "inodes not erased")
@@ -141,14 +141,16 @@ class Eraser:
 
     @property
     def failing(self) -> bool:
-        """Whether erases fail again and again although every member is up.
+        """Whether erases fail again and again although every member is up."""
+        return len(self._failed) >= _MANY_FAILED and not self._core.closed_mask()
 
-        What is evicted then is lost for nothing. Storage without space below says so with the first
-        one, if it refuses what was written before, too, as one does that copies on write.
+    @property
+    def refusing_mask(self) -> int:
+        """Bit map of the members without space below that refuse what was written before, too.
+
+        Storage that copies on write does. What is evicted there is lost for nothing.
         """
-        return self._without_space or (
-            len(self._failed) >= _MANY_FAILED and not self._core.closed_mask()
-        )
+        return self._refusing
 
     def retry_failed(self) -> None:
         """Try again what could not be erased while its member was away. The lock is held."""
@@ -245,7 +247,7 @@ class Eraser:
                 core.inodes.give_back(buffer)
             with core.lock:
                 if there:
-                    self._without_space = True
+                    self._refusing |= 1 << member
                     self._not_erased(victim, "no space below")
                 else:
                     self._gone(victim)
@@ -265,7 +267,7 @@ class Eraser:
     def _gone(self, victim: _Victim) -> None:
         """Note that an inode is erased, or no longer counts."""
         core, row = self._core, victim.extent.row
-        self._without_space = False
+        self._refusing &= ~(1 << core.geometry.place(row)[0])
         rows = self._inodes.get(victim.digest, set())
         rows.discard(row)
         if not rows:

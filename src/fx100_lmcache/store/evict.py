@@ -94,14 +94,14 @@ class Evictor:
 
     def _evict_oldest(self, blocks: int) -> int:
         core = self._core
-        now, closed = core.engine.now(), core.closed_mask()
+        now, closed = core.engine.now(), core.closed_mask() | self._eraser.refusing_mask
         return self._evict(core.catalog.victims(blocks, now, closed, _AT_ONCE))
 
     def _evict_entries(self, count: int) -> int:
         if count <= 0:
             return 0
         core = self._core
-        now, closed = core.engine.now(), core.closed_mask()
+        now, closed = core.engine.now(), core.closed_mask() | self._eraser.refusing_mask
         every_block = core.space.total_blocks + 1
         return self._evict(core.catalog.victims(every_block, now, closed, min(count, _AT_ONCE)))
 
@@ -112,7 +112,7 @@ class Evictor:
         with most room are chosen, so that few entries have to go.
         """
         core = self._core
-        now, closed = core.engine.now(), core.closed_mask()
+        now, closed = core.engine.now(), core.closed_mask() | self._eraser.refusing_mask
         rows: set[int] = set()
         for member, frame in core.space.roomiest(closed, 2 * frames):
             there = core.space.tenants(member, frame)

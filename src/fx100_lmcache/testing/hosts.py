@@ -17,19 +17,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fx100_lmcache.aligned import zero_buffer
-from fx100_lmcache.claim import WRITE_WITHIN_S, ClaimTiming, valid_claims
-from fx100_lmcache.engine.expiry import Expiry
-from fx100_lmcache.engine.lane_engine import LaneEngine
+from fx100_lmcache.buffers import zero_buffer
+from fx100_lmcache.engine.deadlines import Expiry
+from fx100_lmcache.engine.engine import LaneEngine
 from fx100_lmcache.errors import ClaimError
-from fx100_lmcache.geometry import CLAIM_BYTES, round_up
-from fx100_lmcache.machine import Machine
 from fx100_lmcache.ondisk.claim_block import ClaimBlock
+from fx100_lmcache.ondisk.geometry import CLAIM_BYTES, round_up
 from fx100_lmcache.store import LoadItem, LoadResult, PutItem, PutResult, Store, StoreOptions
 from fx100_lmcache.testing.harness import META, Rig, digest_of, small_geometry
 from fx100_lmcache.testing.inline import InlineLanes, inline_engine
 from fx100_lmcache.testing.memory import Fault, MemoryMember
-from fx100_lmcache.volume import assemble, format_volume
+from fx100_lmcache.volume.claim import WRITE_WITHIN_S, ClaimTiming, valid_claims
+from fx100_lmcache.volume.machine import Machine
+from fx100_lmcache.volume.volume import assemble, format_volume
 
 TIMING = ClaimTiming()
 RATES = (0.95, 1.05)  # of a host's clock: far worse than any real one
