@@ -386,7 +386,7 @@ class Putter:
             self._failed(put, job)
             return
         if not core.engine.open_to_writes():  # it came late: a new owner may not have seen it
-            self._failed(put, job, wrote_inode=True, reason="claim_stale")
+            self._failed(put, job, reason="claim_stale")
             return
         with core.lock:
             shard = core.geometry.place(extent.row)[1]

@@ -310,7 +310,9 @@ class Host:
         members = [HostMember(shared, process) for shared in world.members]
         volume = assemble(members)
         process.engine, process.lanes, _ = inline_engine(
-            volume.members, clock=self.clock, probe=lambda _, member: member
+            volume.members,
+            clock=self.clock,  # type: ignore[arg-type]  # not a clock that tests advance
+            probe=lambda _, member: member,
         )
         machine = Machine(process.boot_id, "localhost", "", self.clock, self.sleep, world.new_nonce)
         began, before = self.clock(), (self.pauses, len(world.claim_writers))
