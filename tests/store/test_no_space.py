@@ -284,6 +284,8 @@ def actions(store: Rig, names: list[str]) -> None:
             store.store.remove([digest_of(names[number - 2])])
         if number == len(names) * 2 // 3:
             store.store.clear()
+        if number % 5 == 0:
+            store.store.beat()
         store.look()
 
 
@@ -307,6 +309,7 @@ def test_no_space_at_every_single_write(lasting: bool) -> None:
             check_all(store, names)
             assert states(store) == ["up", "up"]
             no_faults(store)
+            store.store.beat()
             settle(store)
             settle(store)
             for name in ("new1", "new2", "new3", "new4"):

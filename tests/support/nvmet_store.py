@@ -51,10 +51,22 @@ class Array:
         self.subsystems: list[TargetSubsystem] = []
         self.ports: list[list[TargetPort]] = []
 
-    def add(self, size_bytes: int = 64 * MIB, lba_bytes: int = 512, paths: int = 1) -> None:
-        """Make a subsystem with namespace 1, offered by `paths` new ports."""
+    def add(
+        self,
+        size_bytes: int = 64 * MIB,
+        lba_bytes: int = 512,
+        paths: int = 1,
+        thin: Path | None = None,
+    ) -> None:
+        """Make a subsystem with namespace 1, offered by `paths` new ports.
+
+        The namespace is thin if a folder is given that its file goes to.
+        """
         subsystem = self.target.subsystem(string.ascii_lowercase[len(self.subsystems)])
-        subsystem.add_namespace(1, size_bytes, lba_bytes)
+        if thin is None:
+            subsystem.add_namespace(1, size_bytes, lba_bytes)
+        else:
+            subsystem.add_thin_namespace(1, size_bytes, thin)
         ports = [self._port() for _ in range(paths)]
         for port in ports:
             port.offer(subsystem)

@@ -26,7 +26,7 @@ def sh(*argv: str) -> str:
 
 @dataclass
 class TargetNamespace:
-    """One namespace on a loop device over a file in memory."""
+    """One namespace on a loop device over a file in memory, or on the file itself."""
 
     directory: Path
     nsid: int
@@ -43,7 +43,8 @@ class TargetNamespace:
     def remove(self) -> None:
         self.disable()
         self.directory.rmdir()
-        sh("losetup", "-d", self.loop)
+        if self.loop:
+            sh("losetup", "-d", self.loop)
         self.file.unlink()
 
 
@@ -75,6 +76,23 @@ class TargetSubsystem:
         (directory / "device_path").write_text(loop)
         if nguid is not None:
             (directory / "device_nguid").write_text(nguid)
+        return self._enabled(directory, nsid, file, loop)
+
+    def add_thin_namespace(self, nsid: int, size_bytes: int, folder: Path) -> TargetNamespace:
+        """Make a namespace on a sparse file: what its file system has no room for is refused.
+
+        The host hears "capacity exceeded"; a loop device in between would make an I/O error of it.
+        """
+        file = folder / f"{self.nqn.rpartition(':')[2]}.{nsid}"
+        with file.open("wb") as backing:
+            backing.truncate(size_bytes)
+        directory = self.directory / "namespaces" / str(nsid)
+        directory.mkdir()
+        (directory / "device_path").write_text(str(file))
+        (directory / "buffered_io").write_text("1")  # a tmpfs of Linux 6.1 has no direct I/O
+        return self._enabled(directory, nsid, file, "")
+
+    def _enabled(self, directory: Path, nsid: int, file: Path, loop: str) -> TargetNamespace:
         uuid = (directory / "device_uuid").read_text().strip()
         namespace = TargetNamespace(directory, nsid, file, loop, uuid)
         namespace.enable()
