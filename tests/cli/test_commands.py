@@ -66,7 +66,7 @@ def test_starts_without_lmcache_and_torch() -> None:
 
 
 def test_a_defect_keeps_its_traceback(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: Path) -> None:
+    def broken(*_: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(status_module, "inspect", broken)
@@ -74,7 +74,7 @@ def test_a_defect_keeps_its_traceback(rig: Rig, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_ctrl_c_is_exit_code_130(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_: Path) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(status_module, "inspect", interrupted)

@@ -38,5 +38,5 @@ def test_a_failing_fx100_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_an_fx100_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_fx100(tmp_path, monkeypatch, "sleep 1000 & wait")
     monkeypatch.setattr(store, "COMMAND_TIMEOUT_S", 0.2)
-    with pytest.raises(RuntimeError, match=r"l2-adapter a.yaml` did not end within 0\.2 s"):
-        store.adapter_json(Path("a.yaml"))
+    with pytest.raises(RuntimeError, match=r"format a.yaml --yes` did not end within 0\.2 s"):
+        store.format_volume(Path("a.yaml"))

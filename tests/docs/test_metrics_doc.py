@@ -65,7 +65,7 @@ def counted() -> set[str]:
         r'reasons\.append\("(\w+)"\)': "load_miss_",
     }
     folders = (SOURCE / "store", SOURCE / "lmcache", SOURCE / "nvmf")
-    for path in (path for folder in folders for path in folder.glob("*.py")):
+    for path in (path for folder in folders for path in folder.rglob("*.py")):
         text = path.read_text()
         for pattern, prefix in patterns.items():
             found |= {prefix + name for name in re.findall(pattern, text)}

@@ -71,7 +71,7 @@ def test_an_engine_that_cannot_be_made_leaves_nothing(
 
     failed = list(each_lack(what, attempt(construct)))
     native = native and native_available()
-    python_lanes, ours = (2 if native else 5) * 2, 3  # for deadlines and probes
+    python_lanes, ours = (3 if native else 6) * 2, 3  # for deadlines and probes
     expected = {"threads": python_lanes + ours + native, "pools": 4 * native, "descriptors": native}
     assert len(failed) == expected.get(what, 0)
     for member in members:
@@ -100,7 +100,7 @@ def small_volume(folder: Path, engine: str = "auto") -> Path:
         size="2MiB",
         volume={"object": 65536, "shards": 2},
         io={"engine": engine, "reader_threads": 2, "writer_threads": 1},
-        deadlines={"probe_interval": "60s"},
+        deadlines={"probe_interval": "60s", "load": "500ms"},
     )
 
 

@@ -205,7 +205,7 @@ def test_a_member_that_returns_while_threads_lack_is_tried_again(same: bool) -> 
         assert state(engine) == "up"
         engine.close(0.0)
     engine.close(0.0)
-    assert lacks == 5
+    assert lacks == 6
 
 
 def test_gone_member_comes_back_under_another_name(make_engine: MakeEngine) -> None:

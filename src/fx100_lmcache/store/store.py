@@ -554,7 +554,11 @@ class Store:
 
         # on a thread of its own: a device that hangs must not keep the caller
         flushing = threading.Thread(target=flush, name="fx100-flush", daemon=True)
-        flushing.start()
+        try:
+            flushing.start()
+        except RuntimeError as problem:  # no threads; under this kernel it can be opened again
+            log.warning("claims not given back: %s", problem)
+            return 0
         flushing.join(max(_SHORTEST_WAIT_S, until - time.monotonic()))
         hangs = flushing.is_alive()
         given = False

@@ -21,6 +21,7 @@ from fx100_lmcache.errors import ClaimError
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.members.device import open_member
 from fx100_lmcache.store import LoadItem, LoadResult, PutItem, PutResult, Store, StoreOptions
+from fx100_lmcache.testing.clock import SimulatedClock
 from fx100_lmcache.testing.fuzz_worlds import WALL_S
 from fx100_lmcache.testing.guarded import GuardedBuffer
 from fx100_lmcache.testing.harness import META, digest_of, value_of
@@ -28,6 +29,7 @@ from fx100_lmcache.testing.inline import inline_engine
 from fx100_lmcache.testing.memory import MemoryMember
 from fx100_lmcache.testing.reference import Expected, Found, Reference
 from fx100_lmcache.volume.claim import newest_claim, read_claims
+from fx100_lmcache.volume.machine import this_machine
 from fx100_lmcache.volume.volume import Volume, assemble
 
 Result = TypeVar("Result")
@@ -134,13 +136,20 @@ class Opened:
         self._expected: Expected = Reference(g, uuid, generations, epoch).expected(media)
 
     def _open_store(self, volume: Volume) -> Store:
-        how = {"options": _OPTIONS, "wall_clock": lambda: self._wall_s}
+        clock = SimulatedClock()
+        how = {
+            "options": _OPTIONS,
+            "wall_clock": lambda: self._wall_s,
+            "machine": replace(this_machine(), clock=clock, sleep=clock.advance),
+            "heartbeat": False,
+        }
         try:
             return Store(volume, self._engine, **how)  # type: ignore[arg-type]
         except ClaimError:
             if not self._rules.odd_claims:
                 raise
             self.outcomes["claimed by another host"] += 1
+            self._engine = self._make_engine(volume.members)  # that one was closed
             return Store(volume, self._engine, take_over=True, **how)  # type: ignore[arg-type]
 
     def _close(self) -> None:
