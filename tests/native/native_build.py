@@ -1,14 +1,11 @@
 """Builds of the C sources for tests: with sanitizers, and with what can fail counted.
 
-Everything goes below ``build/``, and is built again when a source is newer. As a command:
-``native_build.py SANITIZER`` makes a copy of the package whose extension has the sanitizer, and
-prints the folder (for PYTHONPATH) and the runtime (for LD_PRELOAD).
+Everything goes below ``build/``, and is built again when a source is newer.
 """
 
 import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tempfile
 from collections.abc import Sequence
@@ -104,15 +101,30 @@ def package(sanitizer: str) -> Path:
 
 
 def sanitized_environment(sanitizer: str) -> dict[str, str]:
-    """Return the environment of a Python whose extensions have a sanitizer."""
-    library = runtime(sanitizer)
-    assert library is not None
-    return os.environ | {
-        "LD_PRELOAD": str(library),
-        "ASAN_OPTIONS": "detect_leaks=0",  # CPython leaves much to the end of the process
-        "TSAN_OPTIONS": "ignore_noninstrumented_modules=1",  # CPython's own races are not ours
-    }
+    """Return the environment of a Python whose extensions have a sanitizer.
+
+    What it finds ends the process, and is in a file ``report.*`` below ``build/``.
+    """
+    found = runtime(sanitizer)
+    assert found is not None
+    reports = f"halt_on_error=1:log_path={ROOT / 'build' / f'native-{sanitizer}' / 'report'}"
+    return (
+        os.environ
+        | {
+            "LD_PRELOAD": str(found),
+            "FX100_SANITIZER": sanitizer,
+            # CPython leaves much to the end of the process; what the pools leave is counted
+            "ASAN_OPTIONS": f"detect_leaks=0:{reports}",
+            # CPython is not instrumented; children of a test start threads of their own
+            "TSAN_OPTIONS": f"ignore_noninstrumented_modules=1:die_after_fork=0:{reports}",
+            "UBSAN_OPTIONS": "print_stacktrace=1",
+        }
+        | ({"PYTHONMALLOC": "malloc"} if sanitizer == "address" else {})
+    )
 
 
-if __name__ == "__main__":
-    print(package(sys.argv[1]))
+def fixed_addresses(sanitizer: str) -> list[str]:
+    """Return what a command begins with: libtsan knows no memory maps that are very random."""
+    bits = Path("/proc/sys/vm/mmap_rnd_bits")
+    random = sanitizer == "thread" and bits.exists() and int(bits.read_text()) > 28
+    return ["setarch", "-R"] if random else []
