@@ -88,6 +88,16 @@ def _extension_flags(sanitizer: str) -> list[str]:
     return ["-isystem", headers, "-shared", "-fPIC", *FLAGS[sanitizer]]
 
 
+def warnings_of(name: str) -> str:
+    """Return what the compiler says of a source of the product, as that is compiled."""
+    cc = compiler()
+    assert cc is not None
+    headers = ["-isystem", sysconfig.get_path("include")]
+    source = str(ENGINE / f"{name}.c")
+    command = [cc, "-c", "-O2", *_WARNINGS, *headers, source, "-o", os.devnull]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
 def package(sanitizer: str) -> Path:
     """Copy the package to a folder of its own, with an extension that has the sanitizer."""
     folder = ROOT / "build" / f"native-{sanitizer}" / "package"
@@ -108,19 +118,19 @@ def sanitized_environment(sanitizer: str) -> dict[str, str]:
     found = runtime(sanitizer)
     assert found is not None
     reports = f"halt_on_error=1:log_path={ROOT / 'build' / f'native-{sanitizer}' / 'report'}"
-    return (
-        os.environ
-        | {
-            "LD_PRELOAD": str(found),
-            "FX100_SANITIZER": sanitizer,
-            # CPython leaves much to the end of the process; what the pools leave is counted
-            "ASAN_OPTIONS": f"detect_leaks=0:{reports}",
-            # CPython is not instrumented; children of a test start threads of their own
-            "TSAN_OPTIONS": f"ignore_noninstrumented_modules=1:die_after_fork=0:{reports}",
-            "UBSAN_OPTIONS": "print_stacktrace=1",
-        }
-        | ({"PYTHONMALLOC": "malloc"} if sanitizer == "address" else {})
-    )
+    environment = os.environ | {
+        "LD_PRELOAD": str(found),
+        "FX100_SANITIZER": sanitizer,
+        # CPython leaves much to the end of the process; what the pools leave is counted
+        "ASAN_OPTIONS": f"detect_leaks=0:{reports}",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        # children of tests start threads. Python's own code, which is not instrumented, is not to
+        # be ignored: then what an extension does on its threads would be, too
+        "TSAN_OPTIONS": f"die_after_fork=0:{reports}",
+    }
+    if sanitizer == "address":
+        environment["PYTHONMALLOC"] = "malloc"
+    return environment
 
 
 def fixed_addresses(sanitizer: str) -> list[str]:

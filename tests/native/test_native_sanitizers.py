@@ -16,6 +16,7 @@ from native_build import (
     program,
     runtime,
     sanitized_environment,
+    warnings_of,
 )
 
 pytestmark = pytest.mark.skipif(
@@ -75,3 +76,8 @@ def test_the_pools_stand_a_stress(sanitizer: str) -> None:
     found = run(sanitizer, program("stress", sanitizer), SEED, ROUNDS)
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout.startswith(f"{ROUNDS} rounds")
+
+
+@pytest.mark.parametrize("name", ["_native", "_pool"])
+def test_the_sources_compile_without_a_warning(name: str) -> None:
+    assert warnings_of(name) == ""
