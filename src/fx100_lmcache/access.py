@@ -113,7 +113,11 @@ def _off_loop(coroutine: Coroutine[object, object, T]) -> T:
         except BaseException as problem:  # noqa: BLE001 - handed to the caller
             future.set_exception(problem)
 
-    threading.Thread(target=run, name="fx100-sysfs", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="fx100-sysfs", daemon=True).start()
+    except BaseException:
+        coroutine.close()
+        raise
     return future.result()
 
 

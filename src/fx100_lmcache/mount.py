@@ -64,7 +64,12 @@ class Mounted:
     paths: PathWatch | None = None
 
     def close(self) -> int:
-        """Close within the configured deadline; return transfers left in the kernel."""
+        """Close within the configured deadline; return transfers left in the kernel.
+
+        In a forked child it returns at once, and leaves the parent's store alone.
+        """
+        if self.store.forked:
+            return 0
         left = self.store.close(self.config.deadlines.close_s)
         if self.paths is not None:
             self.paths.stop()
@@ -128,25 +133,33 @@ def mount(
             "why. With io.engine: auto Python threads do its work"
         )
     volume = open_volume(config, exclusive=shards is None)
-    probe = _Probe(config, volume, exclusive=shards is None)
-    engine = LaneEngine(volume.members, engine_options(config), probe)
-    try:
-        store = Store(
-            volume, engine, shards=shards, options=store_options(config), take_over=take_over
-        )
-    except BaseException as problem:
-        engine.close(0.0)
+    with contextlib.ExitStack() as undo:
+        stuck: list[int] = []
+        undo.callback(_close_members, volume, stuck)
+        probe = _Probe(config, volume, exclusive=shards is None)
+        engine = LaneEngine(volume.members, engine_options(config), probe)
+        undo.callback(lambda: stuck.append(engine.close(0.0)))
+        try:
+            store = Store(
+                volume, engine, shards=shards, options=store_options(config), take_over=take_over
+            )
+        except OSError as problem:
+            raise VolumeError(f"the volume cannot be read: {problem}") from problem
+        undo.callback(store.close)
+        probe.store = store
+        for member in volume.members:
+            if member.io_mode != "direct" and config.io.direct != "off":
+                log.warning("%s: direct I/O does not work here, using the page cache", member.name)
+        probe.paths = watch_paths(config.nvme, store.count, lambda: store.closing)
+        mounted = Mounted(config, volume, engine, store, probe.paths)
+        undo.pop_all()
+    return mounted
+
+
+def _close_members(volume: Volume, stuck: Sequence[int]) -> None:
+    if not any(stuck):  # a descriptor that the kernel still uses must not be reused
         for member in volume.members:
             member.close()
-        if isinstance(problem, OSError):
-            raise VolumeError(f"the volume cannot be read: {problem}") from problem
-        raise
-    probe.store = store
-    for member in volume.members:
-        if member.io_mode != "direct" and config.io.direct != "off":
-            log.warning("%s: direct I/O does not work here, using the page cache", member.name)
-    probe.paths = watch_paths(config.nvme, store.count, lambda: store.closing)
-    return Mounted(config, volume, engine, store, probe.paths)
 
 
 def engine_options(config: Config) -> EngineOptions:
@@ -190,6 +203,7 @@ class _Probe:
 
     def __call__(self, index: int, member: Member) -> Member | None:
         """Return the member if its label can be read, else one opened anew, else None."""
+        self._in_use[index] = member  # what was found last may not have come into use
         if self._is_ours(index, member):
             return member
         if self.paths is not None:

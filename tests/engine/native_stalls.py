@@ -126,7 +126,31 @@ def depth(engine: LaneEngine, stall: Path) -> None:
     assert engine.close(PATIENCE_S) == 0
 
 
+def forgiven(engine: LaneEngine, stall: Path) -> None:
+    """A member that answers its probe is as good as new, whatever hung calls still hold of it."""
+    checksum = write_at(engine, 8 * 4096, buffer_of(pattern(4096))).transfers[0].checksum
+    os.environ["STALL_BELOW"] = str(4096)
+    stall.touch()
+    held = reads(engine, 6, 0.2, hold=True)  # all threads, and all of the budget
+    assert eventually(lambda: engine.states()[0].stuck == BUDGET_BYTES // 4096)
+    assert engine.states()[0].state == "suspect"
+    engine.probe(0)
+    assert (engine.states()[0].state, engine.states()[0].stuck) == ("up", 3)
+    for _ in range(2):
+        objects = [(buffer_of(bytes(4096)), [(0, 8 * 4096, 4096, checksum)]) for _ in range(6)]
+        described, outcome = read_batch(objects, engine.now() + PATIENCE_S)
+        engine.read([described])
+        assert outcome.wait().ok == set(range(6))
+    stall.unlink()
+    assert eventually(lambda: engine.states()[0].stuck == 0)
+    assert sum(o.wait().statuses == [Status.OK] for o in held) == 3, "the others were cancelled"
+    assert engine.close(PATIENCE_S) == 0
+
+
 OPTIONS = {
+    "forgiven": EngineOptions(
+        reader_threads=6, read_in_flight_bytes=BUDGET_BYTES, probe_interval_s=1e6
+    ),
     "slow": EngineOptions(reader_threads=6),
     "depth": EngineOptions(reader_threads=6, read_in_flight_bytes=BUDGET_BYTES),
 }
@@ -135,7 +159,8 @@ OPTIONS = {
 def main() -> None:
     scenario, path, stall = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     member = open_member(path)
-    engine = LaneEngine([member], OPTIONS.get(scenario, EngineOptions(reader_threads=2)))
+    options = OPTIONS.get(scenario, EngineOptions(reader_threads=2))
+    engine = LaneEngine([member], options, lambda _, found: found)
     assert engine.kind == "native"
     write_at(engine, 0, buffer_of(pattern(4096)))
     scenarios = {
@@ -145,6 +170,7 @@ def main() -> None:
         "closing_batch": closing_batch,
         "slow": slow,
         "depth": depth,
+        "forgiven": forgiven,
     }
     scenarios[scenario](engine, stall)
     print("passed", flush=True)

@@ -1,6 +1,6 @@
-/* A preloaded pread that blocks while the file named by STALL_FILE exists, and takes 5 ms while
- * that named by SLOW_FILE does: what a device that hangs, or is slow, looks like to threads in C,
- * which no fake member can reach. */
+/* A preloaded pread that blocks while the file named by STALL_FILE exists (below the offset
+ * STALL_BELOW, if that is set), and takes 5 ms while that named by SLOW_FILE does: what a device that
+ * hangs, or is slow, looks like to threads in C, which no fake member can reach. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -17,6 +17,9 @@ int most_at_once(void) { return atomic_exchange(&most, 0); }
 
 static ssize_t stalled(const char *name, int fd, void *buffer, size_t count, off_t offset) {
     const char *stall = getenv("STALL_FILE"), *slow = getenv("SLOW_FILE");
+    const char *below = getenv("STALL_BELOW");
+    if (below && offset >= atoll(below))
+        stall = NULL;
     int now = atomic_fetch_add(&at_work, 1) + 1;
     int before = atomic_load(&most);
     while (now > before && !atomic_compare_exchange_weak(&most, &before, now))

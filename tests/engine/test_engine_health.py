@@ -26,9 +26,21 @@ from engine_tools import (
 
 from fx100_lmcache.engine.base import Job, Status, Transfer
 from fx100_lmcache.engine.health import ERRORS_IN_A_ROW
+from fx100_lmcache.engine.lane_engine import LaneEngine
+from fx100_lmcache.engine.slot import EngineOptions
+from fx100_lmcache.engine.stripe import MAX_STUCK
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.testing.inline import inline_engine
+from fx100_lmcache.testing.lacking import Footprint, lacking
 from fx100_lmcache.testing.memory import Fault, MemoryMember
+
+
+class Closable(MemoryMember):
+    closes = 0
+
+    def close(self) -> None:
+        self.closes += 1
+
 
 # Health
 
@@ -107,6 +119,93 @@ def test_forgiven_stuck_transfers_are_not_forgiven_twice() -> None:
     start(engine, [Transfer(0, 0, buffer_of(bytes(4096)), 0, 4096)], within_s=1.0)
     expire(engine, 1.0)
     assert state(engine) == "suspect"
+
+
+def test_a_member_that_answers_its_probe_gets_threads_that_nothing_hangs_in(
+    make_engine: MakeEngine,
+) -> None:
+    """Whatever keeps the calls of one file keeps every thread of its lanes."""
+    member = GatedMember()
+    engine = make_engine([member], probe=lambda _, m: m, reader_threads=2)
+    stuck, gates = [], []
+    for rounds in range(1, 3):
+        member.gate.clear()
+        stuck += [
+            start(engine, [Transfer(0, 0, buffer_of(bytes(4096)), 0, 4096)], within_s=0.05)
+            for _ in range(2)
+        ]
+        member.wait_entered(2)
+        assert eventually(lambda n=rounds: engine.states()[0].stuck == 2 * n)
+        assert eventually(lambda: state(engine) == "up")
+        gates.append(member.gate)
+        member.gate = threading.Event()
+        member.gate.set()
+        assert read_at(engine, 0, buffer_of(bytes(4096))).statuses == [Status.OK]
+        member.wait_entered(1)
+    assert engine.states()[0].errors == 0
+    for gate in gates:
+        gate.set()
+    assert eventually(lambda: engine.states()[0].stuck == 0)
+    assert state(engine) == "up"
+    for outcome in stuck:
+        assert outcome.wait().statuses == [Status.TIMED_OUT]
+        assert outcome.came_late.wait(PATIENCE_S)
+
+
+def test_a_member_of_which_too_much_is_stuck_is_not_up() -> None:
+    engine, lanes, _ = stalled_engine(reads=MAX_STUCK + 1)
+    engine._probe = lambda _, member: member
+    expire(engine)
+    engine.probe(0)
+    assert (state(engine), engine.states()[0].stuck) == ("suspect", MAX_STUCK + 1)
+    lanes.release()
+    assert state(engine) == "up"
+
+
+def test_counters_of_a_member_outlive_its_lanes() -> None:
+    engine, lanes, _ = stalled_engine()
+    engine._probe = lambda _, member: member
+    expire(engine)
+    member = engine.member(0)
+    assert isinstance(member, MemoryMember)
+    engine._slots[0].health.note_error(OSError(errno.EIO, "before"))
+    engine.probe(0)
+    assert (state(engine), engine.states()[0].errors) == ("up", 1)
+    lanes.release()
+
+
+@pytest.mark.parametrize("same", [False, True], ids=["another", "same"])
+def test_a_member_that_returns_while_threads_lack_is_tried_again(same: bool) -> None:
+    old = MemoryMember(MIB)
+    lacks = 0
+
+    def attempt() -> None:
+        nonlocal lacks
+        new = old if same else Closable(MIB)
+        engine._slots[0].health.note_probe(works=False)
+        engine._slots[0].health.note_stuck()
+        engine._probe = lambda _, __: new
+        engine.probe(0)
+        if state(engine) != "up":
+            lacks += 1
+            assert same or new.closes == 1  # type: ignore[attr-defined]
+            assert engine.member(0) is not new or same
+
+    options = EngineOptions(reader_threads=2, writer_threads=1, native=False, probe_interval_s=1e6)
+    for number in range(20):
+        engine = LaneEngine([old], options)
+        before = Footprint.now()
+        with lacking("threads", number) as failed:
+            attempt()
+        assert (state(engine) == "up") != bool(failed)
+        if not failed:
+            break
+        assert not before.left_by()
+        attempt()
+        assert state(engine) == "up"
+        engine.close(0.0)
+    engine.close(0.0)
+    assert lacks == 5
 
 
 def test_gone_member_comes_back_under_another_name(make_engine: MakeEngine) -> None:

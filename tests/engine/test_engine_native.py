@@ -249,7 +249,7 @@ def run_scenario(scenario: str, folder: Path, preload: Path) -> None:
     assert (found.returncode, found.stdout) == (0, "passed\n"), found.stderr
 
 
-@pytest.mark.parametrize("scenario", ["late", "closing", "batch", "closing_batch"])
+@pytest.mark.parametrize("scenario", ["late", "closing", "batch", "closing_batch", "forgiven"])
 def test_reads_that_hang(scenario: str, stalling_pread: Path, tmp_path: Path) -> None:
     run_scenario(scenario, tmp_path, stalling_pread)
 

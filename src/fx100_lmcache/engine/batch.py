@@ -58,6 +58,7 @@ class NativeBatch:
         self._all_slots = list(slots)
         self._number = next(_NUMBERS)
         self._slots: dict[int, MemberSlot] = {}
+        self._lanes: list[NativeLane] = []
         self._refusals: dict[int, int] = {}
         self._adopt = adopt
         self._ended = ended
@@ -115,7 +116,8 @@ class NativeBatch:
         self._slots = {m: slot for m, slot in enumerate(self._all_slots) if on[m]}
         self._refusals = {member: slot.refusals for member, slot in self._slots.items()}
         usable = all(slot.health.usable for slot in self._slots.values())
-        lanes = self._lanes
+        reads = [slot.reads for slot in self._slots.values()]
+        lanes = self._lanes = [lane for lane in reads if isinstance(lane, NativeLane)]
         if not usable or len(lanes) < len(self._slots):
             return None
         places = dict(zip(self._slots, range(len(lanes)), strict=True))
@@ -200,10 +202,6 @@ class NativeBatch:
         self._adopt(len(left))
         self._leave_lanes()
         return rest, complete
-
-    @property
-    def _lanes(self) -> list[NativeLane]:
-        return [slot.reads for slot in self._slots.values() if isinstance(slot.reads, NativeLane)]
 
     def _note_good(self, batch: ReadBatch, good: Flags) -> None:
         for member, slot in self._slots.items():

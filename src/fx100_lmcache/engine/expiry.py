@@ -26,6 +26,7 @@ class Expiry(Generic[T]):
         self._queue: list[tuple[float, int, T]] = []
         self._sequence = itertools.count()
         self._changed = threading.Condition()
+        self._stopped = False
 
     def begin(self, count: int = 1) -> None:
         """Count more as open."""
@@ -54,17 +55,22 @@ class Expiry(Generic[T]):
             return heapq.heappop(self._queue)[2]
 
     def wait(self, now: float) -> None:
-        """Wait until the next deadline, or until an earlier one is pushed; at most a second."""
+        """Wait until the next deadline, or until an earlier one is pushed; at most a second.
+
+        Not at all after :meth:`stop`.
+        """
         with self._changed:
             next_at = self._queue[0][0] if self._queue else now + _LONGEST_WAIT_S
-            self._changed.wait(min(max(next_at - now, 0.0), _LONGEST_WAIT_S))
+            if not self._stopped:
+                self._changed.wait(min(max(next_at - now, 0.0), _LONGEST_WAIT_S))
 
     def wait_for_end(self, timeout_s: float) -> None:
         """Wait until nothing is open, or for so long."""
         with self._changed:
             self._changed.wait(timeout_s)
 
-    def wake(self) -> None:
-        """End all waits."""
+    def stop(self) -> None:
+        """End all waits, now and from now on."""
         with self._changed:
+            self._stopped = True
             self._changed.notify_all()

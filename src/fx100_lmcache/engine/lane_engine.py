@@ -106,7 +106,7 @@ class LaneEngine:
 
     def _stop_threads(self) -> None:
         self._closing.set()
-        self._expiry.wake()
+        self._expiry.stop()
         if self._watcher.is_alive() and self._watcher is not threading.current_thread():
             self._watcher.join(_JOIN_S)
 

@@ -215,9 +215,9 @@ class NativeLane:
 
     def submit(self, transfers: Sequence[Transfer]) -> None:
         """Queue transfers; all of them or, if it raises, none."""
-        fd, align, limit = self.fileno(), self.align_bytes, self.max_io_bytes
         operations = []
         try:
+            fd, align, limit = self.fileno(), self.align_bytes, self.max_io_bytes
             for transfer in transfers:
                 ticket = transfer.ticket = next(self._tickets)
                 self._open[ticket] = transfer

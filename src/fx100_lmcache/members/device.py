@@ -136,14 +136,9 @@ def open_member(
     if is_device and exclusive:
         flags |= os.O_EXCL
     if direct != "off":
-        fd = _open_direct(path, flags)
-        if fd is not None:
-            block = _direct_block_bytes(path, fd, is_device)
-            if block is not None:
-                return DeviceMember(
-                    path, fd, exclusive=bool(flags & os.O_EXCL), io_mode="direct", block=block
-                )
-            os.close(fd)
+        member = _open_direct(path, flags, is_device)
+        if member is not None:
+            return member
         if direct == "require":
             raise MemberOpenError(
                 f"{path}: direct I/O does not work here; move it to a file system that has it "
@@ -151,10 +146,22 @@ def open_member(
             )
     with _explained(path):
         fd = os.open(path, flags)
-    block = _sector_bytes(fd) if is_device else 512
-    return DeviceMember(
-        path, fd, exclusive=bool(flags & os.O_EXCL), io_mode="buffered", block=block
-    )
+    with _closed_on_error(fd):
+        block = _sector_bytes(fd) if is_device else 512
+        return _member(path, fd, flags, "buffered", block)
+
+
+def _member(path: Path, fd: int, flags: int, io_mode: str, block: int) -> DeviceMember:
+    return DeviceMember(path, fd, exclusive=bool(flags & os.O_EXCL), io_mode=io_mode, block=block)
+
+
+@contextlib.contextmanager
+def _closed_on_error(fd: int) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def create_file(path: Path, size_bytes: int, progress: Callable[[int], None] | None = None) -> None:
@@ -191,14 +198,21 @@ def create_file(path: Path, size_bytes: int, progress: Callable[[int], None] | N
         os.close(fd)
 
 
-def _open_direct(path: Path, flags: int) -> int | None:
+def _open_direct(path: Path, flags: int, is_device: bool) -> DeviceMember | None:
+    """Open for direct I/O; None where the file system has none."""
     with _explained(path):
         try:
-            return os.open(path, flags | os.O_DIRECT)
+            fd = os.open(path, flags | os.O_DIRECT)
         except OSError as problem:
             if problem.errno == errno.EINVAL:  # the file system has no direct I/O
                 return None
             raise
+    with _closed_on_error(fd):
+        block = _direct_block_bytes(path, fd, is_device)
+        if block is not None:
+            return _member(path, fd, flags, "direct", block)
+    os.close(fd)
+    return None
 
 
 def _sector_bytes(fd: int) -> int:
@@ -217,7 +231,6 @@ def _direct_block_bytes(path: Path, fd: int, is_device: bool) -> int | None:
                     os.preadv(fd, [probe], block)
                 except OSError as problem:
                     if problem.errno != errno.EINVAL:
-                        os.close(fd)
                         raise MemberOpenError(
                             f"{path}: the first read failed: {problem.strerror}; check the device "
                             "and its cabling (dmesg)"

@@ -138,12 +138,11 @@ class Loader:
             for looked, part in zip(looked_up, itertools.pairwise(ends), strict=True):
                 self._look_up(request, range(*part), looked)
             batches = [each.batch for each in looked_up if each.batch is not None]
+            self._core.engine.read(batches)  # raises nothing once it has begun
         except BaseException:
             for looked in looked_up:
                 self._let_go(looked.reading)
             raise
-        # from here on nothing raises, and every item is answered
-        self._core.engine.read(batches)
         for looked in looked_up:
             self._collect(request, looked.missed, looked.misses)
 

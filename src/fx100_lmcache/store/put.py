@@ -246,6 +246,15 @@ class Putter:
             # the owner may have reused the buffer before it was hashed
             self._failed(put, job, wrote_inode=False, reason="deadline")
             return
+        inode_job: Job | None = None
+        with self._core.defects.guard("an inode was not written"):
+            inode_job = self._inode_job(put, job)
+        if inode_job is None:
+            self._failed(put, job, wrote_inode=False, reason="error")
+        else:
+            self._core.engine.submit([inode_job])
+
+    def _inode_job(self, put: _Put, job: Job) -> Job:
         core = self._core
         extent = put.extent
         assert extent is not None
@@ -280,7 +289,7 @@ class Putter:
             self._late(put, wrote_inode=True)
 
         transfer = Transfer(member, offset, buffer, 0, core.geometry.inode_bytes)
-        core.engine.submit([Job(True, [transfer], put.deadline, done, late)])
+        return Job(True, [transfer], put.deadline, done, late)
 
     def _inode_done(self, put: _Put, job: Job, checksums: list[int]) -> None:
         core = self._core

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -30,6 +32,7 @@ from fx100_lmcache.volume import Volume
 
 log = logging.getLogger(__name__)
 
+_UNDO_S = 5.0  # for what a constructor that fails has begun to write
 _MANY_ENTRIES = 100_000  # from here on recovery leaves much memory to give back
 
 
@@ -38,6 +41,9 @@ class Store:
 
     Callbacks may come from any thread, also from within the call that caused them, and while
     the store's lock is held: they must hand over and return.
+
+    In a forked child the copy is inert: lookups and loads miss, puts are dropped, :meth:`close`
+    returns at once, and the parent, its claims and its locks are left alone.
 
     Parameters
     ----------
@@ -58,6 +64,8 @@ class Store:
         If a shard is owned by somebody else.
     OSError
         If a member cannot be read.
+
+    After an exception the claims are given back and the engine is closed.
     """
 
     def __init__(
@@ -75,17 +83,33 @@ class Store:
         self.volume = volume
         self.options = options or StoreOptions()
         self._core = Core(geometry, volume.uuid, engine, owned, self.options)
-        self._claims: dict[int, ShardClaim] = {
-            shard: take_claim(
-                volume.members,
-                geometry,
-                volume.uuid,
-                shard,
-                unix_s=wall_clock(),
-                take_over=take_over,
-            )
-            for shard in owned
-        }
+        self._claims: dict[int, ShardClaim] = {}
+        try:
+            for shard in owned:
+                self._claims[shard] = take_claim(
+                    volume.members,
+                    geometry,
+                    volume.uuid,
+                    shard,
+                    unix_s=wall_clock(),
+                    take_over=take_over,
+                )
+            self._open()
+        except BaseException:
+            self._undo()
+            raise
+        _stores.add(self)
+
+    def _undo(self) -> None:
+        """Leave nothing behind: what was begun is ended before the claims are given back."""
+        core = self._core
+        core.closing = True
+        left = core.engine.close(_UNDO_S)
+        with core.defects.guard("claims were not given back"):
+            if self._claims and not left:
+                Ownership(core, self._claims).give_back()
+
+    def _open(self) -> None:
         self._core.generations = {s: c.block.generation for s, c in self._claims.items()}
         self._core.epoch = max(c.block.epoch for c in self._claims.values())
         self._eraser = Eraser(self._core)
@@ -146,6 +170,9 @@ class Store:
         deadline_s: float | None = None,
     ) -> None:
         """Store objects; see :class:`~fx100_lmcache.store.put.Putter`."""
+        if self.forked:
+            on_done([PutResult(False, reason="forked")] * len(items))
+            return
         until = self._core.engine.now() + (deadline_s or self.options.store_s)
 
         def go(ours: bool) -> None:
@@ -168,6 +195,9 @@ class Store:
         deadline_s: float | None = None,
     ) -> None:
         """Read objects; see :class:`~fx100_lmcache.store.load.Loader`."""
+        if self.forked:
+            on_done([LoadResult(0, "forked")] * len(items))
+            return
         self._loader.load(items, on_done, hold=hold, deadline_s=deadline_s)
 
     def lookup(
@@ -194,6 +224,8 @@ class Store:
         -------
         bool array, one element for each digest.
         """
+        if self.forked:
+            return np.zeros(len(digests), np.bool_)
         pin_s = self.options.pin_ttl_s if pin else 0.0
         return lookup(self._core, digests, pin_s=pin_s, prefix=prefix, accept=accept)
 
@@ -203,6 +235,8 @@ class Store:
 
     def unpin(self, digests: Sequence[bytes]) -> int:
         """Give back one pin for each digest; return how many were held."""
+        if self.forked:
+            return 0
         return unpin(self._core, digests)
 
     def remove(
@@ -224,7 +258,7 @@ class Store:
         """
         core = self._core
         removed: list[tuple[bytes, int]] = []
-        if not digests:
+        if not digests or self.forked:
             return removed
         with core.lock:
             for row in dict.fromkeys(core.catalog.find(digests).tolist()):
@@ -243,6 +277,8 @@ class Store:
 
         0 also if the shards are not ours any more. Waits for one look at the claim.
         """
+        if self.forked:
+            return 0
         found: list[int] = []
         looked = threading.Event()
 
@@ -263,7 +299,7 @@ class Store:
         OSError
             If it cannot be read or written.
         """
-        return self._ownership.adopt(member)
+        return not self.forked and self._ownership.adopt(member)
 
     def on_evicted(self, tell: Evicted) -> None:
         """Have ``tell`` called with ``(digest, length, meta number)`` of what was evicted."""
@@ -338,6 +374,11 @@ class Store:
         """Whether :meth:`close` was called."""
         return self._core.closing
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is the copy in a forked child, which does nothing."""
+        return self._core.forked
+
     def count(self, event: str) -> None:
         """Count an event of whoever opened the store among the store's own."""
         with self._core.lock:
@@ -378,6 +419,8 @@ class Store:
             Transfers that the kernel still holds; their buffers are left alone for ever.
         """
         core = self._core
+        if core.forked:
+            return 0
         with core.lock:
             if core.closing:
                 return 0
@@ -387,6 +430,21 @@ class Store:
         gone = threading.Thread(target=self._ownership.give_back, daemon=True)
         until = time.monotonic() + deadline_s
         left = core.engine.close(deadline_s * 0.75)
-        gone.start()
+        try:
+            gone.start()
+        except RuntimeError as problem:  # no threads; this host can open the store again anyway
+            log.warning("claims not given back: %s", problem)
+            return left
         gone.join(max(0.1, until - time.monotonic()))
         return left
+
+
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def _inert_in_child() -> None:
+    for store in list(_stores):
+        store._core.make_inert()
+
+
+os.register_at_fork(after_in_child=_inert_in_child)

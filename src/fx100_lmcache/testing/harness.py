@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fx100_lmcache.aligned import zero_buffer
+from fx100_lmcache.engine.defects import Defects
 from fx100_lmcache.engine.lane_engine import LaneEngine
 from fx100_lmcache.geometry import Geometry, plan_geometry
 from fx100_lmcache.identity import ChunkMeta, Layout, Scope
@@ -56,6 +57,8 @@ class Rig:
         Kept over :meth:`reopen`.
     wall_s : int
         Unix time for claims; rises with every open.
+    defects : Defects or None
+        Where the next engine counts what handlers raise; None has it come out.
     """
 
     members: list[MemoryMember]
@@ -64,6 +67,7 @@ class Rig:
     wall_s: int = 1_000_000
     clock: SimulatedClock = field(default_factory=SimulatedClock)
     evicted: list[bytes] = field(default_factory=list)
+    defects: Defects | None = None
     store: Store = field(init=False)
     engine: LaneEngine = field(init=False)
     lanes: InlineLanes = field(init=False)
@@ -95,7 +99,10 @@ class Rig:
         """Open the volume on a new engine, as a new process would."""
         volume = assemble(self.members)
         self.engine, self.lanes, _ = inline_engine(
-            volume.members, clock=self.clock, probe=lambda _, member: member
+            volume.members,
+            clock=self.clock,
+            probe=lambda _, member: member,
+            defects=self.defects,
         )
         self.store = Store(
             volume, self.engine, options=self.options, wall_clock=lambda: self.wall_s
