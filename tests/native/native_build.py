@@ -1,14 +1,11 @@
 """Builds of the C sources for tests: with sanitizers, and with what can fail counted.
 
-Everything goes below ``build/``, and is built again when a source is newer. As a command:
-``native_build.py SANITIZER`` makes a copy of the package whose extension has the sanitizer, and
-prints the folder (for PYTHONPATH) and the runtime (for LD_PRELOAD).
+Everything goes below ``build/``, and is built again when a source is newer.
 """
 
 import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tempfile
 from collections.abc import Sequence
@@ -91,6 +88,16 @@ def _extension_flags(sanitizer: str) -> list[str]:
     return ["-isystem", headers, "-shared", "-fPIC", *FLAGS[sanitizer]]
 
 
+def warnings_of(name: str) -> str:
+    """Return what the compiler says of a source of the product, as that is compiled."""
+    cc = compiler()
+    assert cc is not None
+    headers = ["-isystem", sysconfig.get_path("include")]
+    source = str(ENGINE / f"{name}.c")
+    command = [cc, "-c", "-O2", *_WARNINGS, *headers, source, "-o", os.devnull]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
 def package(sanitizer: str) -> Path:
     """Copy the package to a folder of its own, with an extension that has the sanitizer."""
     folder = ROOT / "build" / f"native-{sanitizer}" / "package"
@@ -104,15 +111,30 @@ def package(sanitizer: str) -> Path:
 
 
 def sanitized_environment(sanitizer: str) -> dict[str, str]:
-    """Return the environment of a Python whose extensions have a sanitizer."""
-    library = runtime(sanitizer)
-    assert library is not None
-    return os.environ | {
-        "LD_PRELOAD": str(library),
-        "ASAN_OPTIONS": "detect_leaks=0",  # CPython leaves much to the end of the process
-        "TSAN_OPTIONS": "ignore_noninstrumented_modules=1",  # CPython's own races are not ours
+    """Return the environment of a Python whose extensions have a sanitizer.
+
+    What it finds ends the process, and is in a file ``report.*`` below ``build/``.
+    """
+    found = runtime(sanitizer)
+    assert found is not None
+    reports = f"halt_on_error=1:log_path={ROOT / 'build' / f'native-{sanitizer}' / 'report'}"
+    environment = os.environ | {
+        "LD_PRELOAD": str(found),
+        "FX100_SANITIZER": sanitizer,
+        # CPython leaves much to the end of the process; what the pools leave is counted
+        "ASAN_OPTIONS": f"detect_leaks=0:{reports}",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        # children of tests start threads. Python's own code, which is not instrumented, is not to
+        # be ignored: then what an extension does on its threads would be, too
+        "TSAN_OPTIONS": f"die_after_fork=0:{reports}",
     }
+    if sanitizer == "address":
+        environment["PYTHONMALLOC"] = "malloc"
+    return environment
 
 
-if __name__ == "__main__":
-    print(package(sys.argv[1]))
+def fixed_addresses(sanitizer: str) -> list[str]:
+    """Return what a command begins with: libtsan knows no memory maps that are very random."""
+    bits = Path("/proc/sys/vm/mmap_rnd_bits")
+    random = sanitizer == "thread" and bits.exists() and int(bits.read_text()) > 28
+    return ["setarch", "-R"] if random else []

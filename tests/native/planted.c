@@ -14,10 +14,12 @@ static const hasher_t HASHER = {faults_hash_create, faults_hash_destroy, faults_
                                 faults_hash_update, faults_hash_digest};
 
 static char content[2 * BLOCK]; /* of the device */
+static atomic_int served;       /* relaxed: who sees it knows of nothing else */
 
 ssize_t device_pread(int fd, void *memory, size_t length, off_t offset) {
     (void)fd;
     memcpy(memory, content + offset, length);
+    atomic_store_explicit(&served, 1, memory_order_relaxed);
     return (ssize_t)length;
 }
 
@@ -40,14 +42,20 @@ static op_t *read_into(char *memory, size_t room) {
 
 static pool_t *opened(void) { return pool_open(1, BLOCK, eventfd(0, 0), sizeof content, &HASHER); }
 
+/* Start on what is queued and wait for the end of it. */
+static void complete(pool_t *pool) {
+    pool_wake(pool);
+    while (!pool_take_done(pool))
+        usleep(1000);
+}
+
 static char *memory(size_t bytes) { return aligned_alloc(BLOCK, bytes); }
 
 /* A pool reads into memory that is smaller than the room it is told of. */
 static void overflow(void) {
     pool_t *pool = opened();
     pool_enqueue(pool, read_into(memory(BLOCK), 2 * BLOCK));
-    pool_wake(pool);
-    sleep(1);
+    complete(pool);
 }
 
 /* Memory is given back while an operation is queued. */
@@ -56,8 +64,7 @@ static void use_after_free(void) {
     pool_t *pool = opened();
     pool_enqueue(pool, read_into(buffer, BLOCK));
     (free)(buffer);
-    pool_wake(pool);
-    sleep(1);
+    complete(pool);
 }
 
 /* Memory is used again before its operation has come back. */
@@ -66,7 +73,8 @@ static void race(void) {
     pool_t *pool = opened();
     pool_enqueue(pool, read_into(buffer, BLOCK));
     pool_wake(pool);
-    usleep(100 * 1000); /* it is there, but nobody said so */
+    while (!atomic_load_explicit(&served, memory_order_relaxed))
+        usleep(1000); /* then it is there, but nobody said so */
     memset(buffer, 1, BLOCK);
 }
 
@@ -90,8 +98,7 @@ static void signed_overflow(void) {
     broken.update = overflowing_update;
     pool_t *pool = pool_open(1, BLOCK, eventfd(0, 0), sizeof content, &broken);
     pool_enqueue(pool, read_into(memory(BLOCK), BLOCK));
-    pool_wake(pool);
-    sleep(1);
+    complete(pool);
 }
 
 /* A batch whose Python object is forgotten. No sanitizer: what the tests count. */

@@ -138,6 +138,7 @@ typedef struct {
     item_t *items;
     size_t used;
     batch_t *batches[BATCHES];
+    item_t *reads[BATCHES]; /* the first one of each */
 } driver_t;
 
 static int event_fd;
@@ -295,6 +296,7 @@ static batch_t *submit_batch(driver_t *driver) {
 
 /* In the child each call must return, whatever the threads of the parent held. */
 static void fork_once(driver_t *driver) {
+    pthread_mutex_lock(&driver->batches[0]->lock); /* as a thread might */
     pid_t child = fork();
     CHECK(child >= 0, "no process");
     if (child == 0) {
@@ -306,13 +308,13 @@ static void fork_once(driver_t *driver) {
             pool_stop(driver->pools[p]);
             pool_release(driver->pools[p]);
         }
-        for (size_t b = 0; b < BATCHES; b++)
-            if (driver->batches[b]) {
-                batch_watch(driver->batches[b], good);
-                batch_leave(driver->batches[b]);
-            }
+        for (size_t b = 0; b < BATCHES; b++) {
+            batch_watch(driver->batches[b], good);
+            batch_leave(driver->batches[b]);
+        }
         _exit(0);
     }
+    pthread_mutex_unlock(&driver->batches[0]->lock);
     int status = 1;
     for (int ms = 0; waitpid(child, &status, WNOHANG) == 0; ms++) {
         CHECK(ms < PATIENCE_MS, "a child hangs");
@@ -353,7 +355,7 @@ static int is_over(const item_t *item) {
 static void learn_from_batches(driver_t *driver) {
     for (size_t b = 0; b < BATCHES; b++) {
         char good[BATCH_READS];
-        item_t *first = &driver->items[SINGLES + b * BATCH_READS];
+        item_t *first = driver->reads[b];
         batch_watch(driver->batches[b], good);
         for (size_t i = 0; i < BATCH_READS; i++)
             first[i].good = good[i];
@@ -415,14 +417,18 @@ static void one_round(driver_t *driver) {
         enrol(NULL, driver->pools[p] = open_one(driver));
     }
     atomic_store(&hangs[driver->number], below(random, 2) == 0);
-    for (size_t i = 0; i < SINGLES; i++)
+    for (size_t i = 0; i < SINGLES / 2; i++)
         submit_single(driver);
-    for (size_t b = 0; b < BATCHES; b++)
+    for (size_t b = 0; b < BATCHES; b++) {
+        driver->reads[b] = &driver->items[driver->used];
         driver->batches[b] = submit_batch(driver);
+    }
     if (below(random, 8) == 0)
         fork_once(driver);
     if (below(random, 2) == 0)
-        cancel_some(driver, 3);
+        cancel_some(driver, 1 + below(random, 3));
+    for (size_t i = 0; i < SINGLES / 2; i++)
+        submit_single(driver);
     for (size_t p = 0; p < POOLS; p++)
         if ((driver->stopped[p] = below(random, 4) == 0))
             pool_stop(driver->pools[p]);
