@@ -10,8 +10,11 @@ What must hold is checked as it happens; what does not raises :class:`Violation`
 
 from __future__ import annotations
 
+import logging
 import random
+import sys
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +41,7 @@ NAMES = [f"object{n}" for n in range(6)]
 LENGTHS = (700, 4096, 16384, 21000)
 PAUSES_S = (0.3, 2.0, 5.0, 8.0, 9.5, 13.0, 14.0, 15.0, 16.0, 25.0)
 _TICK_S = 0.005  # I/O that takes no longer holds up everybody, and is cheaper to simulate
+_REPORT_EVERY = 500
 _RUSH_S = 4.0  # at each multiple of this those in a rush open the volume
 _OPENING_S = 3.0  # beyond watch and settling, for what an opener's own I/O may take
 
@@ -72,6 +76,8 @@ class Odds:
         A pause also stops the host's clock, as a paused virtual machine's.
     io_s : float
         The longest ordinary I/O, in seconds.
+    arrive : float
+        A late write of a dead process reaches the media, whenever another host goes on.
     """
 
     switch: float = 0.25
@@ -84,6 +90,18 @@ class Odds:
     operator: float = 0.1
     clock_stops: float = 0.0
     io_s: float = 0.004
+    arrive: float = 0.02
+
+
+VARIETIES = (
+    Odds(),
+    Odds(rush=1.0, pause=0.03, crash=0.01, late_claim=0.2),
+    Odds(rush=0.7, pause=0.02, crash=0.01, late_claim=0.1, slow=0.0, io_s=0.06),
+    Odds(rush=0.5, crash=0.02, late_claim=0.7, arrive=0.1),
+    Odds(rush=0.5, pause=0.03, operator=0.0),
+    Odds(rush=0.5, pause=0.03, clock_stops=0.5),
+)
+"""Each is good at another thing: races of openers, slow media, late claims, dead owners, clocks."""
 
 
 class HostMember(MemoryMember):
@@ -174,6 +192,7 @@ class Process:
     dead: bool = False
     overruled: bool = False
     looked_at: float = 0.0
+    first_write: int = 0
     next_beat: float = 0.0
     store: Store = field(init=False)
     engine: LaneEngine = field(init=False)
@@ -332,6 +351,8 @@ class Host:
             world.counts["refused"] += 1
             if self._undisturbed(process, before):
                 world.check_refused(process)
+            if self.pauses == before[0]:
+                world.check_turned_away(process)
             self._die()
             return
         finally:
@@ -442,7 +463,7 @@ class World:
     """
 
     def __init__(
-        self, seed: int, *, hosts: int = 2, odds: Odds | None = None, lasts_s: float = 60.0
+        self, seed: int, *, hosts: int = 2, odds: Odds | None = None, lasts_s: float = 45.0
     ) -> None:
         self.seed, self.rng = seed, random.Random(seed)
         self.odds = odds or Odds()
@@ -502,7 +523,7 @@ class World:
             raise _Over
 
     def _next(self, host: Host | None) -> None:
-        if self.late_writes and self.rng.random() < 0.02:
+        if self.late_writes and self.rng.random() < self.odds.arrive:
             self._let_arrive()
         awake = [each for each in self._alive if each.wakes_at <= self.now]
         if not awake:
@@ -569,6 +590,8 @@ class World:
         if process is not None:
             self._check_replacing(process, claim)
             if claim.holder:
+                if process.rank is None:
+                    process.first_write = len(self.claim_writers)
                 process.rank = claim.rank
         owner = self.owner
         if owner is not None and not claim.holder and claim.epoch == (owner.rank or (0, ""))[0]:
@@ -598,7 +621,12 @@ class World:
         assert owner.rank is not None
         still_s = self.now - self.renewed_at[owner.rank]
         slow = self.now - process.looked_at > WRITE_WITHIN_S / RATES[1]
-        if still_s < TIMING.watch_s / RATES[1] - 0.01 and not owner.overruled and not slow:
+        if (
+            still_s < TIMING.watch_s / RATES[1] - 0.01
+            and not owner.overruled
+            and not slow
+            and not self.odds.clock_stops
+        ):
             raise Violation(f"{process} replaces {owner}, which renewed {still_s:.1f} s before")
 
     def _overrule(self, process: Process) -> None:
@@ -668,6 +696,12 @@ class World:
         if not locked:
             raise Violation(f"{process} was refused, although no claim changed")
 
+    def check_turned_away(self, process: Process) -> None:
+        """See that one late write of the dead does not cost an opener its claim."""
+        since = self.claim_writers[process.first_write :]
+        if process.rank is not None and since.count(None) == 1 and {*since} <= {None, process}:
+            raise Violation(f"{process} was turned away by a late write")
+
     def check_loads(self, process: Process, names: Sequence[str]) -> None:
         """See that a load gives what was once put under that name, or misses."""
         for name in names:
@@ -703,8 +737,13 @@ def _value(words: str, length: int) -> bytes:
     return (unit * (length // len(unit) + 1))[:length]
 
 
-def run_worlds(seeds: Iterable[int], hosts: int, odds: Odds | None = None) -> Counter[str]:
-    """Run a schedule for each seed; return how often things happened in all of them.
+def run_schedules(seeds: Iterable[int]) -> Counter[str]:
+    """Run a schedule for each seed, with 2 or 3 hosts and each of `VARIETIES` in turn.
+
+    Returns
+    -------
+    Counter
+        How often things happened in all of them.
 
     Raises
     ------
@@ -713,9 +752,24 @@ def run_worlds(seeds: Iterable[int], hosts: int, odds: Odds | None = None) -> Co
     """
     counts: Counter[str] = Counter()
     for seed in seeds:
+        kind, hosts = seed % len(VARIETIES), 2 + seed // len(VARIETIES) % 2
         try:
-            counts += World(seed, hosts=hosts, odds=odds).run()
+            counts += World(seed, hosts=hosts, odds=VARIETIES[kind]).run()
         except Exception as problem:
-            raise Violation(f"seed {seed}, {hosts} hosts: {problem!r}") from problem
+            raise Violation(f"seed {seed} ({hosts} hosts): {problem}") from problem
         counts["schedules"] += 1
     return counts
+
+
+def main() -> None:
+    """Run schedules from the command line: ``python -m fx100_lmcache.testing.hosts 0 100000``."""
+    logging.getLogger("fx100_lmcache").setLevel(logging.CRITICAL)
+    first, last = map(int, sys.argv[1:3])
+    counts: Counter[str] = Counter()
+    for start in range(first, last, _REPORT_EVERY):
+        counts += run_schedules(range(start, min(start + _REPORT_EVERY, last)))
+        print(f"{time.process_time():.0f} s of CPU: {dict(counts)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
