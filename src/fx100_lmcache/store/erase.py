@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.catalog.catalog import Entry
@@ -46,6 +47,7 @@ class Eraser:
         self._erased_being_read: dict[int, _Victim] = {}
         self._failed: deque[_Victim] = deque()
         self._retry_at = float("-inf")
+        self._alarm_set = False
         self._awaited: set[bytes] = set()
         self._changed: list[bytes] = []
         self._failures = BurstLog(log, "inodes not erased")
@@ -101,7 +103,7 @@ class Eraser:
         self._core.ledger.quarantine(extent.row)
         self._expect(extent.row, digest)
         if retry:
-            self._failed.append(_Victim(extent, digest, published=False))
+            self._try_again_later(_Victim(extent, digest, published=False))
 
     def erase_stale(self, rows: list[int]) -> None:
         """Erase inodes that recovery rejected; their slots are taken until then."""
@@ -141,19 +143,38 @@ class Eraser:
         """Whether erases fail again and again although every member is up."""
         return len(self._failed) >= _MANY_FAILED and not self._core.engine.down_mask()
 
-    def retry_failed(self) -> None:
+    def retry_failed(self, at_most: int = _RETRIES) -> None:
         """Try again what could not be erased while its member was away. The lock is held."""
         core = self._core
         if not self._failed or core.engine.now() < self._retry_at:
             return
         down = core.engine.down_mask()
-        for _ in range(min(_RETRIES, len(self._failed))):
+        for _ in range(min(at_most, len(self._failed))):
             victim = self._failed.popleft()
             if down >> core.geometry.place(victim.extent.row)[0] & 1:
                 self._failed.append(victim)
             else:
                 core.ledger.erase(victim.extent.row)
                 self._erase(replace(victim, retried=True))
+
+    def _try_again_later(self, victim: _Victim) -> None:
+        """Keep what could not be erased: for the next one who comes by, or for a second."""
+        core = self._core
+        self._failed.append(victim)
+        if not self._alarm_set and not core.closing:
+            self._alarm_set = True
+            due = core.engine.now() + _RETRY_PAUSE_S
+            core.engine.call_at(due, partial(self._ring, due))
+
+    def _ring(self, due: float) -> None:
+        core = self._core
+        with core.lock:
+            self._alarm_set = False
+            if core.engine.now() < due:  # the engine closes: nothing can be erased any more
+                return
+            self.retry_failed()
+            if self._failed:
+                self._try_again_later(self._failed.pop())
 
     def _expect(self, row: int, digest: bytes) -> None:
         self._inodes.setdefault(digest, set()).add(row)
@@ -170,7 +191,7 @@ class Eraser:
             log.exception("internal error: an erase could not be begun; it is tried again")
             core.count_fault()
             core.ledger.quarantine(victim.extent.row)
-            self._failed.append(victim)
+            self._try_again_later(victim)
             self._note_change(victim.digest)
 
     def _job(self, victim: _Victim) -> Job:
@@ -193,12 +214,14 @@ class Eraser:
         with core.lock:
             if transfer.status is Status.OK:
                 self._gone(victim)
+                if victim.retried:  # it works again
+                    self.retry_failed(at_most=1)
                 return
             # the inode may still be there: its slot and blocks must not be used again
             core.ledger.quarantine(victim.extent.row)
             core.counts["erase_failures"] += 1
             if not transfer.in_kernel:
-                self._failed.append(victim)
+                self._try_again_later(victim)
             if victim.retried:
                 self._retry_at = core.engine.now() + _RETRY_PAUSE_S
             self._note_change(victim.digest)
@@ -207,7 +230,7 @@ class Eraser:
     def _late(self, transfer: Transfer, victim: _Victim) -> None:
         with self._core.lock:
             if transfer.error is not None:
-                self._failed.append(victim)
+                self._try_again_later(victim)
             else:
                 self._gone(victim)
 
