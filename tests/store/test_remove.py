@@ -191,6 +191,24 @@ def test_an_object_is_leaving_until_the_last_of_its_inodes_is_erased() -> None:
     store.check_space()
 
 
+def test_inodes_that_could_not_be_erased_are_erased_later_without_any_traffic() -> None:
+    """However many: one that works again brings the next one with it."""
+    store = rig(members=1, size_bytes=1 << 20)
+    names = [str(number) for number in range(40)]
+    put_all(store, names)
+    store.members[0].gone = True
+    store.store.remove([digest_of(name) for name in names])
+    assert store.store.space().quarantined == 40 * 4
+    expire(store, 1.0)
+    assert store.store.space().quarantined == 40 * 4
+    store.members[0].gone = False
+    store.engine.probe(0)
+    expire(store, 1.0)
+    assert store.store.space().quarantined == 0
+    assert store.store.space().free == store.store.space().total
+    store.check_space()
+
+
 def test_an_inode_that_cannot_be_erased_is_not_tried_for_every_put() -> None:
     """Its sector may be bad, and each try may take seconds: once in a second is enough."""
     store = rig(members=1, size_bytes=1 << 20)

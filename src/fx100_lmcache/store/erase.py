@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.catalog.catalog import Entry
@@ -49,6 +50,7 @@ class Eraser:
         self._failed: deque[_Victim] = deque()
         self._retry_at = float("-inf")
         self._refusing = 0
+        self._alarm_set = False
         self._awaited: set[bytes] = set()
         self._changed: list[bytes] = []
         self._failures = BurstLog(log, "inodes not erased")
@@ -104,7 +106,7 @@ class Eraser:
         self._core.ledger.quarantine(extent.row)
         self._expect(extent.row, digest)
         if retry:
-            self._failed.append(_Victim(extent, digest, published=False))
+            self._try_again_later(_Victim(extent, digest, published=False))
 
     def erase_stale(self, rows: list[int]) -> None:
         """Erase inodes that recovery rejected; their slots are taken until then."""
@@ -152,7 +154,7 @@ class Eraser:
         """
         return self._refusing
 
-    def retry_failed(self) -> None:
+    def retry_failed(self, at_most: int = _RETRIES) -> None:
         """Try again what could not be erased while its member was away. The lock is held."""
         core = self._core
         if not self._failed or core.engine.now() < self._retry_at:
@@ -160,13 +162,32 @@ class Eraser:
         if not core.engine.open_to_writes():
             return
         down = core.closed_mask()
-        for _ in range(min(_RETRIES, len(self._failed))):
+        for _ in range(min(at_most, len(self._failed))):
             victim = self._failed.popleft()
             if down >> core.geometry.place(victim.extent.row)[0] & 1:
                 self._failed.append(victim)
             else:
                 core.ledger.erase(victim.extent.row)
                 self._erase(replace(victim, retried=True))
+
+    def _try_again_later(self, victim: _Victim) -> None:
+        """Keep what could not be erased: for the next one who comes by, or for a second."""
+        core = self._core
+        self._failed.append(victim)
+        if not self._alarm_set and not core.closing:
+            self._alarm_set = True
+            due = core.engine.now() + _RETRY_PAUSE_S
+            core.engine.call_at(due, partial(self._ring, due))
+
+    def _ring(self, due: float) -> None:
+        core = self._core
+        with core.lock:
+            self._alarm_set = False
+            if core.engine.now() < due:  # the engine closes: nothing can be erased any more
+                return
+            self.retry_failed()
+            if self._failed:
+                self._try_again_later(self._failed.pop())
 
     def _expect(self, row: int, digest: bytes) -> None:
         self._inodes.setdefault(digest, set()).add(row)
@@ -183,7 +204,7 @@ class Eraser:
             log.exception("internal error: an erase could not be begun; it is tried again")
             core.count_fault()
             core.ledger.quarantine(victim.extent.row)
-            self._failed.append(victim)
+            self._try_again_later(victim)
             self._note_change(victim.digest)
 
     def _job(self, victim: _Victim) -> Job:
@@ -210,6 +231,8 @@ class Eraser:
                 return
             if transfer.status is Status.OK:
                 self._gone(victim)
+                if victim.retried:  # it works again
+                    self.retry_failed(at_most=1)
                 return
             reason = f"{transfer.error or transfer.status.value}"
             self._not_erased(victim, reason, in_kernel=transfer.in_kernel)
@@ -220,7 +243,7 @@ class Eraser:
         core.ledger.quarantine(victim.extent.row)
         core.counts["erase_failures"] += 1
         if not in_kernel:
-            self._failed.append(victim)
+            self._try_again_later(victim)
         if victim.retried:
             self._retry_at = core.engine.now() + _RETRY_PAUSE_S
         self._note_change(victim.digest)
@@ -260,7 +283,7 @@ class Eraser:
     def _late(self, transfer: Transfer, victim: _Victim) -> None:
         with self._core.lock:
             if transfer.error is not None:
-                self._failed.append(victim)
+                self._try_again_later(victim)
             else:
                 self._gone(victim)
 
