@@ -214,7 +214,8 @@ class _Probe:
 
     def __call__(self, index: int, member: Member) -> Member | None:
         """Return the member if its label can be read, else one opened anew, else None."""
-        self._in_use[index] = member  # what was found last may not have come into use
+        if self._in_use[index].fileno() is None:  # what was found last did not come into use
+            self._in_use[index] = member
         if self._is_ours(index, member):
             return member
         if self.paths is not None:

@@ -46,7 +46,7 @@ def setup(
     """Make an engine of one kind over one or more members of its kind."""
     lanes, _, where = request.param.partition("-")
     names = itertools.count()
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="fx100-test-") as shm:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="test-members-") as shm:
         folder = Path(shm) if where == "shm" else tmp_path
         opened = []
 

@@ -35,7 +35,7 @@ PYTHON = EngineOptions(reader_threads=2, writer_threads=1, probe_interval_s=1e6,
 
 @pytest.fixture
 def members() -> Iterator[list[DeviceMember]]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="fx100-test-") as folder:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="test-members-") as folder:
         opened = [file_member(Path(folder) / f"m{n}", 64 * BLOCK) for n in range(2)]
         yield opened
         for member in opened:

@@ -40,7 +40,7 @@ def _quiet() -> Iterator[None]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="fx100-test-") as made:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="test-members-") as made:
         yield Path(made)
 
 

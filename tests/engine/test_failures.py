@@ -87,7 +87,7 @@ class Stepped:
 @pytest.fixture
 def members(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[DeviceMember]]:
     monkeypatch.setattr(NativeReaper, "_run", lambda _: None)
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="fx100-test-") as folder:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="test-members-") as folder:
         opened = [file_member(Path(folder) / f"m{n}", 64 * BLOCK) for n in range(2)]
         for number, member in enumerate(opened):
             for at in range(OBJECTS):

@@ -13,7 +13,7 @@ from support.engine import needs_native
 
 @pytest.mark.parametrize("engine", ["python", pytest.param("native", marks=needs_native)])
 def test_a_forked_child_does_nothing_and_waits_for_nobody(engine: str) -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="fx100-test-") as folder:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="test-members-") as folder:
         config = file_volume(
             Path(folder),
             volume={"object": 65536},

@@ -256,7 +256,7 @@ def test_reads_that_hang(scenario: str, stalling_pread: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("scenario", ["slow", "depth"])
 def test_threads_at_work(scenario: str, stalling_pread: Path) -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="fx100-test-") as memory:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="test-members-") as memory:
         run_scenario(scenario, Path(memory), stalling_pread)
 
 
