@@ -17,7 +17,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := .venv/.installed-$(EXTRA)
 
-.PHONY: help venv demo lint pytest test test-nvmet clean
+.PHONY: help venv demo lint pytest test test-native test-nvmet clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -36,7 +36,7 @@ $(INSTALLED): pyproject.toml $(wildcard setup.py)
 	touch $@
 
 demo: venv  ## a 29,800-token session survives SIGKILL: TTFT with and without the store
-	$(BIN)/python -m fx100_lmcache.demo $(DEMO_ARGS)
+	$(BIN)/python -m demo $(DEMO_ARGS)
 
 lint: venv  ## style and types
 	$(BIN)/ruff check .
@@ -47,6 +47,9 @@ pytest: venv  ## the test suite alone; PYTEST_ARGS="-k name" picks
 	$(BIN)/python -m pytest -n auto $(PYTEST_ARGS)
 
 test: lint pytest  ## lint and the test suite
+
+test-native: venv  ## the C extension under sanitizers; NATIVE_ROUNDS=5000 makes it long
+	$(BIN)/python tests/native/run.py
 
 test-nvmet: venv  ## real NVMe over TCP on loopback, in a guest if need be; as root
 	tests/nvmet/run

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.backends import BACKENDS, Sizing
 from benchmarks.child import Child, Setup
 from benchmarks.common import scratch
-from fx100_lmcache.planning import MODELS
+from fx100_lmcache.sizing import MODELS
 
 
 def shrunk(model: str, shrink: int, capacity_chunks: int) -> Sizing:

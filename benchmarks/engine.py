@@ -17,7 +17,7 @@ from rich.progress import Progress
 
 from benchmarks.common import Series, busy_thread, report, scratch, timed
 from benchmarks.subjects import Arena, FsNative, OurStore, Subject
-from fx100_lmcache.engine.slot import EngineOptions
+from fx100_lmcache.engine.member_slot import EngineOptions
 
 app = typer.Typer(add_completion=False)
 

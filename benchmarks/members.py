@@ -18,7 +18,7 @@ from benchmarks.common import publish, scratch
 from benchmarks.emulated import Emulation, emulated_array, missing
 from benchmarks.plots import lines
 from benchmarks.sessions import returning_sessions
-from fx100_lmcache.planning import MODELS
+from fx100_lmcache.sizing import MODELS
 
 CONTENDERS = {
     "ours-one-by-one": "one member, one chunk at a time",

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fx100_lmcache.planning import MODELS
+from fx100_lmcache.sizing import MODELS
 
 DISK = Path(".cache")
 MEMORY_FAST = Path("/dev/shm")

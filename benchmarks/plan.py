@@ -1,6 +1,6 @@
 """Work out what a volume brings for a model, as `fx100 plan` does, for all models in one table.
 
-Arithmetic only; `--published` puts the published FX100 figures through the same model.
+Arithmetic only; `--published` holds the published FX100 evaluation against arithmetic.
 """
 
 from dataclasses import asdict
@@ -10,8 +10,9 @@ import typer
 
 from benchmarks import options
 from benchmarks.common import publish
+from benchmarks.published import compare
 from fx100_lmcache.cli import plan as shared
-from fx100_lmcache.planning import MODELS, check_published, make_plan
+from fx100_lmcache.sizing import MODELS, make_plan
 
 app = typer.Typer(add_completion=False)
 
@@ -42,8 +43,8 @@ def main(
     )
     if published:
         path = json_path and json_path.with_stem(f"{json_path.stem}-published")
-        rows = [asdict(one) for one in check_published()]
-        publish("published FX100 figures against this model", rows, {}, path)
+        rows = [asdict(one) for one in compare()]
+        publish("the published FX100 evaluation against arithmetic", rows, {}, path)
 
 
 if __name__ == "__main__":

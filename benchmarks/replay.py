@@ -20,7 +20,7 @@ from benchmarks.child import Child, Setup
 from benchmarks.common import drop_caches, publish, scratch
 from benchmarks.plots import bars
 from benchmarks.sessions import full_load_s, percentile, returning_sessions
-from fx100_lmcache.planning import MODELS
+from fx100_lmcache.sizing import MODELS
 
 MODES = ("idle", "busy", "stores")
 

@@ -72,11 +72,11 @@ def _in_process(work: Any, *args: Any) -> Any:
 
 
 def _recover(paths: list[Path], count: int) -> dict[str, Any]:
-    from fx100_lmcache.engine.lane_engine import LaneEngine
-    from fx100_lmcache.engine.slot import EngineOptions
+    from fx100_lmcache.engine.engine import LaneEngine
+    from fx100_lmcache.engine.member_slot import EngineOptions
     from fx100_lmcache.members.device import open_member
     from fx100_lmcache.store import Store
-    from fx100_lmcache.volume import assemble
+    from fx100_lmcache.volume.volume import assemble
 
     volume = assemble([open_member(path) for path in paths])
     engine = LaneEngine(volume.members, EngineOptions())

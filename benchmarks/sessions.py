@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fx100_lmcache.planning import ModelShape
+from fx100_lmcache.sizing import ModelShape
 
 TRACE_BLOCK_TOKENS = 512
 """Tokens that one of ``hash_ids`` stands for."""

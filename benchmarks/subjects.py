@@ -8,15 +8,14 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-from fx100_lmcache.aligned import address_of
-from fx100_lmcache.engine.base import IoBuffer
-from fx100_lmcache.engine.lane_engine import LaneEngine
-from fx100_lmcache.engine.slot import EngineOptions
-from fx100_lmcache.geometry import plan_geometry
-from fx100_lmcache.identity import ChunkMeta, Layout, Scope
+from fx100_lmcache.buffers import IoBuffer, address_of
+from fx100_lmcache.engine.engine import LaneEngine
+from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.members.device import create_file, open_member
+from fx100_lmcache.ondisk.chunk_meta import ChunkMeta, Layout, Scope
+from fx100_lmcache.ondisk.geometry import plan_geometry
 from fx100_lmcache.store import LoadItem, LoadResult, PutItem, PutResult, Store, StoreOptions
-from fx100_lmcache.volume import format_volume
+from fx100_lmcache.volume.volume import format_volume
 
 SCOPE = Scope("mp", "benchmark/model", 1)
 WAIT_S = 120.0

@@ -25,17 +25,17 @@ from benchmarks.backends import BACKENDS, Sizing
 from benchmarks.common import drop_caches, publish, scratch
 from benchmarks.replay import available
 from benchmarks.sessions import percentile
-from fx100_lmcache.demo.__main__ import shown_step, stop_like_ctrl_c
-from fx100_lmcache.demo.commands import (
+from demo.__main__ import shown_step, stop_like_ctrl_c
+from demo.commands import (
     CHUNK_TOKENS,
     CONTEXT_TOKENS,
     Device,
     Ports,
     detect_device,
 )
-from fx100_lmcache.demo.measure import Completion, complete
-from fx100_lmcache.demo.model import KV_BYTES_PER_TOKEN, make_tiny_model
-from fx100_lmcache.demo.scenario import (
+from demo.measure import Completion, complete
+from demo.model import KV_BYTES_PER_TOKEN, make_tiny_model
+from demo.scenario import (
     MODEL,
     Options,
     check_shared_memory,
@@ -44,8 +44,8 @@ from fx100_lmcache.demo.scenario import (
     wait_until_counted,
     wait_until_stored,
 )
-from fx100_lmcache.demo.services import Services, free_ports
-from fx100_lmcache.demo.session import (
+from demo.services import Services, free_ports
+from demo.session import (
     ANSWER_TOKENS,
     MAX_SESSION_TOKENS,
     NEXT_TURN_TOKENS,

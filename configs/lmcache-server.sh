@@ -4,12 +4,13 @@
 #   configs/lmcache-server.sh gpu configs/nvmeof.yaml
 #   configs/lmcache-server.sh cpu configs/embedded.yaml
 #
+# `none` in place of the configuration: the same server without our store, to compare with.
 # Further arguments are handed on to the server. Then start vLLM with configs/vllm-mp.yaml.
 set -euo pipefail
 
 variant=${1:-} config=${2:-}
 if [[ $# -lt 2 ]]; then
-    echo "usage: $0 gpu|cpu CONFIG.yaml [ARGUMENT OF lmcache server]..." >&2
+    echo "usage: $0 gpu|cpu CONFIG.yaml|none [ARGUMENT OF lmcache server]..." >&2
     exit 2
 fi
 shift 2
@@ -30,7 +31,11 @@ case $variant in
 esac
 
 # The adapter's JSON, with its `eviction` block, comes from our YAML.
-adapter=$(fx100 l2-adapter "$config")
+store=()
+if [[ $config != none ]]; then
+    adapter=$(fx100 l2-adapter "$config")
+    store=(--l2-adapter "$adapter")
+fi
 
 # No bytes from a client are unpickled: lmcache_driven moves KV through CUDA IPC (on CPU through
 # POSIX shared memory of the vLLM worker) and registers no handler that unpickles. The others,
@@ -56,6 +61,5 @@ arguments=(
     --l1-read-ttl-seconds 300
     --l1-write-ttl-seconds 600
     --eviction-policy LRU
-    --l2-adapter "$adapter"
 )
-exec lmcache server "${arguments[@]}" "$@"
+exec lmcache server "${arguments[@]}" "${store[@]}" "$@"

@@ -1,16 +1,25 @@
 """What all tests need of the process that they run in."""
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from fx100_lmcache import claim
+from fx100_lmcache.counters import Tally
+from fx100_lmcache.volume import claim
+
+# children find what tests share
+_paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+os.environ["PYTHONPATH"] = os.pathsep.join(_paths)
 
 # a shell starts background jobs with Ctrl-C ignored, and so would everything started from here
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+Tally.strict = True  # a counter that is not in the table fails the test that counts it
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -38,8 +38,14 @@ class BurstLog:
         self._quiet_until = float("-inf")
         self._reasons: Counter[str] = Counter()
 
-    def note(self, reason: str) -> None:
-        """Record one failure; failures with the same reason are counted together."""
+    def note(self, reason: str, problem: BaseException | None = None) -> None:
+        """Record one failure; failures with the same reason are counted together.
+
+        Parameters
+        ----------
+        problem : BaseException or None
+            A defect, to be shown with its traceback.
+        """
         with self._lock:
             self._reasons[reason] += 1
             now = self._clock()
@@ -50,4 +56,10 @@ class BurstLog:
         listed = [f"{count} x {reason}" for reason, count in reasons.most_common(SHOWN)]
         if len(reasons) > SHOWN:
             listed.append(f"and {len(reasons) - SHOWN} others")
-        self._log.warning("%s: %s (further ones are summed up)", self._what, ", ".join(listed))
+        self._log.log(
+            logging.WARNING if problem is None else logging.ERROR,
+            "%s: %s (further ones are summed up)",
+            self._what,
+            ", ".join(listed),
+            exc_info=problem,
+        )

@@ -9,7 +9,25 @@ from __future__ import annotations
 
 
 class FX100Error(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of every error that this package raises on purpose.
+
+    Attributes
+    ----------
+    remedy : str or None
+        What to do, where that is a sentence of its own; the text ends with it.
+    """
+
+    def __init__(self, *arguments: object, remedy: str | None = None) -> None:
+        super().__init__(*arguments)
+        self.remedy = remedy
+
+    @property
+    def what(self) -> str:
+        """The text without its remedy."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return self.what if self.remedy is None else f"{self.what}\n  do: {self.remedy}"
 
 
 class VolumeError(FX100Error):

@@ -11,9 +11,10 @@ was opened. ``docs/metrics.md`` lists them all.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,14 +24,14 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.values import ValueClass
 
 from fx100_lmcache.config import MetricsConfig
-from fx100_lmcache.ondisk.reason import TEXTS
+from fx100_lmcache.counters import ADAPTER, PLUGIN, STORE
 
 log = logging.getLogger(__name__)
 
 UPDATE_S = 1.0
 
-COMMON_LABELS = ("role", "model_name", "worker_id")
-"""As LMCache names them; empty where unknown."""
+COMMON_LABELS = ("role", "model_name", "worker_id", "volume", "shard")
+"""The first three as LMCache names them; empty where unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,92 +54,52 @@ class Metric:
     values: Mapping[str, str] = field(default_factory=dict)
 
 
-LOOKUPS = {
-    "hit": "it could be loaded",
-    "miss": "absent, on a member that is not up, or of another layout",
+# counters of the store -> (metric, value of its label); all others are events
+_PLACES = {
+    "lookup_hits": ("lookups", "hit"),
+    "lookup_misses": ("lookups", "miss"),
+    "load_hits": ("loads", "hit"),
+    "puts_stored": ("puts", "stored"),
+    "puts_present": ("puts", "present"),
+    "read_bytes": ("read", ""),
+    "written_bytes": ("written", ""),
+    "read_us": ("read_s", ""),
+    "written_us": ("written_s", ""),
 }
-LOADS = {
-    "hit": "loaded and verified",
-    "miss_absent": "not there (any more)",
-    "miss_member_down": "part of it lies on a member that is not up",
-    "miss_layout": "length, shapes, dtypes or format are not those of the destination",
-    "miss_checksum": "the bytes read are not those that were written; dropped",
-    "miss_error": "a read failed",
-    "miss_deadline": "not there at `deadlines.load`",
-}
-PUTS = {
-    "stored": "written, and found from now on",
-    "present": "was there already; nothing was written",
-    "dropped_backlog": "more than `io.max_write_in_flight` was on its way",
-    "dropped_full": "no space came free in time",
-    "dropped_being_erased": "the object that it replaces could not be erased",
-    "dropped_deadline": "not written at `deadlines.store`",
-    "dropped_error": "a write failed",
-    "dropped_conflict": "the same name with another layout is being written",
-    "dropped_impossible": "larger than the volume takes",
-    "dropped_cleared": "the shard was cleared meanwhile",
-    "dropped_claim_lost": "another process has taken the shard over",
-    "dropped_claim_stale": "the claim could not be renewed for so long that it may be replaced",
-    "dropped_claim_unread": "no member gave the claim to read, so it may be somebody else's",
-    "dropped_closing": "the store is being closed",
-}
-EVENTS = {
-    "evictions": "objects evicted by ourselves",
-    "removes": "objects removed by LMCache, its evictor included",
-    "clears": "times that a shard was cleared",
-    "checksum_failures": "objects that were damaged, and dropped",
-    "deadline_misses": "loads and puts that were not done in time",
-    "bounced_transfers": "transfers copied through a buffer of our own",
-    "internal_errors": "defects of ours, want of memory or threads; see the log",
-    "claim_renewals": "renewals of the claims that tell other hosts that this server lives",
-    "claim_renewal_failures": "renewals that no member took in time",
-    "claim_lost": "claims that another process has taken over",
-    "claims_taken_over": "claims of others that were replaced on the operator's word",
-    "claims_taken_over_by_watch": "claims of others that stood still, and were replaced",
-    "writes_without_claim": "writes refused since the claim was not known to hold",
-    "erase_failures": "inodes that could not be erased; tried again",
-    "nvme_reconnects": "NVMe-oF paths that the kernel had given up, connected again",
-    "nvme_reconnect_failures": "attempts at that which failed",
-    "torn_inodes": "inodes that a crash had left half written",
-    **{f"inodes_dropped_{reason}": f"when opened: {text}" for reason, text in TEXTS.items()},
-    "unreadable_inodes": "inodes that a device could not read when the volume was opened",
-    "lookup_layout_mismatches": "layouts that a lookup refused",
-    "puts_replacing": "objects that replaced one of another layout",
-    "unpins_of_nothing": "unpins of what was not pinned (any more)",
-    "keys_refused_long_hash": "keys with a chunk hash of more than 32 bytes",
-    "keys_refused_no_namespace": "keys of models that `identity.require_namespace` shuts out",
-    "keys_refused_scope": "keys with a field longer than an inode takes",
-    "keys_refused_tags": "keys with a request tag that cannot be hashed",
-    "load_errors": "defects while loading; see the log",
-    "event_errors": "defects while handling results; see the log",
-    "store_tasks_done": "mp: store tasks that succeeded",
-    "store_tasks_failed": "mp: store tasks with an object that was not stored",
-    "store_tasks_refused": "mp: store tasks that could not be begun; see the log",
-    "load_buffers_refused": "mp: destinations that cannot be written to; see the log",
-    "lookup_errors": "mp: defects in lookups; see the log",
-    "unlock_errors": "mp: defects in unlocks; see the log",
-    "delete_errors": "mp: defects in deletions; see the log",
-    "listener_errors": "mp: listeners of LMCache that failed; see the log",
-    "call_errors": "worker: calls that failed, answered with a miss; see the log",
-    "callback_errors": "worker: callbacks of LMCache that failed; see the log",
-    "layer_load_failures": "worker: layers not loaded; vLLM was told, or the engine stopped",
-    "put_after_failed_load": "worker: chunks not stored, computed in a pass whose load failed",
-    "load_no_memory": "worker: chunks not loaded since LMCache's host memory was full",
-    "load_layout": "worker: chunks whose layout does not suit this rank",
-    "loads_abandoned": "worker: loads given up at their deadline",
-    "put_queue_full": "worker: chunks dropped, the queue holds half of the host memory",
-    "put_duplicate": "worker: chunks that were queued already",
-    "put_not_admitted": "worker: chunks offered for the first time, see `inprocess.admission`",
-    "put_refused": "worker: chunks that cannot be stored; see the log",
-    "put_failed": "worker: chunks that the store did not take",
-    "put_errors": "worker: defects while storing; see the log",
-    "put_closed": "worker: chunks offered while closing",
-    "put_abandoned": "worker: chunks still queued when the store closed",
-}
+_PREFIXES = {"load_miss_": ("loads", "miss_"), "put_drop_": ("puts", "dropped_")}
+_COUNTS_OF_STATUS = ("counts", "adapter_counts", "plugin_counts")
+
+
+def place_of(counter: str) -> tuple[str, str]:
+    """Return the metric that a counter is shown in, and the value of its label."""
+    if counter in _PLACES:
+        return _PLACES[counter]
+    for prefix, (metric, shown) in _PREFIXES.items():
+        if counter.startswith(prefix):
+            return metric, shown + counter.removeprefix(prefix)
+    return "events", counter
+
+
+def _shown_in(wanted: str) -> dict[str, str]:
+    """Return the values of a metric's label, and what they mean."""
+    placed = [(place_of(name), text) for name, text in ({**STORE, **ADAPTER, **PLUGIN}).items()]
+    return {value: text for (metric, value), text in placed if metric == wanted}
+
+
+LOOKUPS = _shown_in("lookups")
+LOADS = _shown_in("loads")
+PUTS = _shown_in("puts")
+EVENTS = _shown_in("events")
 USES = {
     "free": "may be written to",
-    "used": "hold objects, or are being written or erased",
-    "quarantined": "the kernel may still write there after a deadline",
+    "used": "hold objects, or are being written or erased, or read after that",
+    "quarantined": "the kernel may still write there, or the inode is not erased yet",
+    "withheld": "were never written, and the storage below has no room for them",
+}
+INODE_USES = {
+    "free": "one more object each",
+    "used": "belong to an object, or to one that is being written or erased",
+    "withheld": "were never written, and the storage below has no room for them",
 }
 
 COUNTERS = {
@@ -159,29 +120,17 @@ GAUGES = {
     "live": Metric("fx100_live_bytes", "Logical bytes of the objects stored."),
     "capacity": Metric("fx100_capacity_bytes", "Bytes before the store evicts by itself."),
     "blocks": Metric("fx100_space_bytes", "Data blocks by what they are used for.", "use", USES),
+    "inodes": Metric("fx100_inodes", "Inodes by what they are used for.", "use", INODE_USES),
+    "share": Metric("fx100_used_share", "Larger of the shares of blocks and of inodes in use."),
     "backlog": Metric("fx100_write_backlog_bytes", "Bytes of puts that the store is writing."),
     "queue": Metric("fx100_put_queue_bytes", "worker: host memory held by chunks to be stored."),
     "jobs": Metric("fx100_jobs_in_flight", "Reads and writes of objects, queued or in the kernel."),
     "recovery": Metric("fx100_recovery_seconds", "Seconds that it took to read the index."),
     "up": Metric("fx100_member_up", "1 if the member is up, 0 if suspect or down.", "member"),
     "stuck": Metric("fx100_member_stuck_io", "Transfers past their deadline.", "member"),
+    "short": Metric("fx100_member_no_space", "1 if the storage below is out of space.", "member"),
     "direct": Metric("fx100_member_direct_io", "1 if direct I/O is in force, else 0.", "member"),
 }
-
-# counters of the store -> (metric, value of its label); all others are events
-_PLACES = {
-    "lookup_hits": ("lookups", "hit"),
-    "lookup_misses": ("lookups", "miss"),
-    "load_hits": ("loads", "hit"),
-    "puts_stored": ("puts", "stored"),
-    "puts_present": ("puts", "present"),
-    "read_bytes": ("read", ""),
-    "written_bytes": ("written", ""),
-    "read_us": ("read_s", ""),
-    "written_us": ("written_s", ""),
-}
-_PREFIXES = {"load_miss_": ("loads", "miss_"), "put_drop_": ("puts", "dropped_")}
-_COUNTS_OF_STATUS = ("counts", "adapter_counts", "plugin_counts")
 
 
 class MetricsPublisher:
@@ -199,7 +148,7 @@ class MetricsPublisher:
     def __init__(
         self,
         status: Callable[[], Mapping[str, Any]],
-        labels: tuple[str, str, str],
+        labels: tuple[str, str, str, str, str],
         *,
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
@@ -207,30 +156,37 @@ class MetricsPublisher:
         self._labels = labels
         self._metrics = _metrics(registry)
         self._seen: dict[tuple[str, str], float] = {}
+        self._members: set[str] = set()
         self._lock = threading.Lock()
+        self._failing = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fx100-metrics", daemon=True)
         for key, metric in (COUNTERS | GAUGES).items():
             for value in metric.values if metric.label else ("",):
                 self._series(key, value)
-        self.update()
         self._thread.start()
+        self._refresh()
 
     def _run(self) -> None:
-        failing = False
         while not self._closing.wait(UPDATE_S):
-            try:
-                self.update()
-                failing = False
-            except Exception:
-                if not failing:  # once a second would hide everything else
-                    log.exception("metrics are not up to date")
-                failing = True
+            self._refresh()
 
     def close(self) -> None:
-        """Stop; the last values stay, and the tier counts as not healthy."""
+        """Stop; the last values stay, and the tier counts as not healthy. Never raises."""
         self._closing.set()
-        self.update()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Update; when that fails the tier is not known to work, so it is not shown as healthy."""
+        try:
+            self.update()
+            self._failing = False
+        except Exception:
+            if not self._failing:  # once a second would hide everything else
+                log.exception("metrics are not up to date")
+            self._failing = True
+            with contextlib.suppress(Exception):
+                self._set("healthy", 0)
 
     def update(self) -> None:
         """Bring all metrics up to date."""
@@ -238,16 +194,14 @@ class MetricsPublisher:
         with self._lock:
             for kind in _COUNTS_OF_STATUS:
                 for name, total in status.get(kind, {}).items():
-                    metric, value = _place(name)
+                    metric, value = place_of(name)
                     self._count(metric, value, total * (1e-6 if name.endswith("_us") else 1))
-            for member in status["members"]:
-                name = member["name"]
-                self._count("errors", name, member["errors"])
-                self._set("up", member["state"] == "up", name)
-                self._set("stuck", member["stuck"], name)
-                self._set("direct", member["io_mode"] == "direct", name)
+            self._show_members(status["members"])
             for use in USES:
                 self._set("blocks", status["blocks"][use] * status["block_bytes"], use)
+            for use in INODE_USES:
+                self._set("inodes", status["inodes"][use], use)
+            self._set("share", status["used_share"])
             self._set("entries", status["entries"])
             self._set("live", status["live_bytes"])
             self._set("capacity", status["capacity_bytes"])
@@ -256,6 +210,20 @@ class MetricsPublisher:
             self._set("jobs", status["jobs_in_flight"])
             self._set("recovery", status["recovery_s"])
             self._set("healthy", status["healthy"] and not self._closing.is_set())
+
+    def _show_members(self, members: Sequence[Mapping[str, Any]]) -> None:
+        for member in members:
+            name = member["name"]
+            self._count("errors", name, member["errors"])
+            self._set("up", member["state"] == "up", name)
+            self._set("stuck", member["stuck"], name)
+            self._set("short", member["no_space_below"], name)
+            self._set("direct", member["io_mode"] == "direct", name)
+        names = {member["name"] for member in members}
+        for name in self._members - names:  # it came back under another name
+            for gauge in ("up", "stuck", "short", "direct"):
+                self._set(gauge, float("nan"), name)
+        self._members = names
 
     def _series(self, key: str, value: str) -> Any:
         return self._metrics[key].labels(*self._labels, *([value] if value else []))
@@ -270,16 +238,6 @@ class MetricsPublisher:
 
     def _set(self, key: str, number: float, value: str = "") -> None:
         self._series(key, value).set(number)
-
-
-def _place(name: str) -> tuple[str, str]:
-    """Return the metric that a counter of the store is shown in, and the value of its label."""
-    if name in _PLACES:
-        return _PLACES[name]
-    for prefix, (metric, shown) in _PREFIXES.items():
-        if name.startswith(prefix):
-            return metric, shown + name.removeprefix(prefix)
-    return "events", name
 
 
 _made: WeakKeyDictionary[CollectorRegistry, dict[str, Any]] = WeakKeyDictionary()
@@ -317,6 +275,8 @@ def publish(
     config: MetricsConfig,
     *,
     role: str,
+    volume: str,
+    shard: str = "",
     model_name: str = "",
     worker_id: str = "",
 ) -> MetricsPublisher | None:
@@ -328,6 +288,10 @@ def publish(
         As for `MetricsPublisher`.
     role : {"mp", "worker"}
         LMCache's server, or a worker of vLLM.
+    volume : str
+        UUID of the volume, as `fx100 status` shows it.
+    shard : str
+        Of a worker.
 
     Returns
     -------
@@ -337,9 +301,12 @@ def publish(
     if not config.enabled:
         return None
     try:
-        publisher = MetricsPublisher(status, (role, model_name, worker_id))
+        publisher = MetricsPublisher(status, (role, model_name, worker_id, volume, shard))
     except OSError as problem:
         log.error("no metrics: %s; does PROMETHEUS_MULTIPROC_DIR name a directory?", problem)
+        return None
+    except Exception:
+        log.exception("no metrics")
         return None
     if config.port is not None:
         _serve(config.host, config.port)
@@ -351,11 +318,11 @@ def _serve(host: str, port: int) -> None:
     with _lock:
         if (host, port) in _serving:
             return
-        registry = REGISTRY
-        if ValueClass._multiprocess:
-            registry = CollectorRegistry()
-            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         try:
+            registry = REGISTRY
+            if ValueClass._multiprocess:
+                registry = CollectorRegistry()
+                MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
             start_http_server(port, addr=host, registry=registry)
         except OSError as problem:
             log.warning(
@@ -366,5 +333,7 @@ def _serve(host: str, port: int) -> None:
                 port,
                 problem.strerror,
             )
-            return
-        _serving.add((host, port))
+        except Exception:
+            log.exception("no metrics at %s:%d", host, port)
+        else:
+            _serving.add((host, port))

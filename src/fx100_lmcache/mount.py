@@ -10,7 +10,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fx100_lmcache.access import (
+from fx100_lmcache.config import Config
+from fx100_lmcache.engine.engine import LaneEngine
+from fx100_lmcache.engine.member_slot import EngineOptions
+from fx100_lmcache.engine.native_lane import native_available
+from fx100_lmcache.errors import FX100Error, MemberOpenError, SectorSizeError, VolumeError
+from fx100_lmcache.members.allocation import Allocation, allocation_of
+from fx100_lmcache.members.base import Member
+from fx100_lmcache.members.device import DeviceMember, create_file, open_member, write_through
+from fx100_lmcache.nvmf.errors import NvmeError
+from fx100_lmcache.nvmf.reconnect import PathWatch
+from fx100_lmcache.ondisk.geometry import Geometry, plan_geometry
+from fx100_lmcache.store import Store, StoreOptions
+from fx100_lmcache.volume.claim import ClaimTiming
+from fx100_lmcache.volume.opening import (
     device_name,
     hold_label,
     locate,
@@ -23,19 +36,7 @@ from fx100_lmcache.access import (
     silent_error,
     watch_paths,
 )
-from fx100_lmcache.claim import ClaimTiming
-from fx100_lmcache.config import Config
-from fx100_lmcache.engine.lane_engine import LaneEngine
-from fx100_lmcache.engine.native import native_available
-from fx100_lmcache.engine.slot import EngineOptions
-from fx100_lmcache.errors import FX100Error, MemberOpenError, SectorSizeError, VolumeError
-from fx100_lmcache.geometry import Geometry, plan_geometry
-from fx100_lmcache.members.base import Member
-from fx100_lmcache.members.device import DeviceMember, create_file, open_member
-from fx100_lmcache.nvmf.errors import NvmeError
-from fx100_lmcache.nvmf.reconnect import PathWatch
-from fx100_lmcache.store import Store, StoreOptions
-from fx100_lmcache.volume import (
+from fx100_lmcache.volume.volume import (
     Contents,
     Volume,
     assemble,
@@ -92,12 +93,15 @@ class FormatPlan:
         In stripe order, including those to be created.
     contents : tuple of Contents
         What each member holds now.
+    allocations : tuple of Allocation
+        What the storage below really has of each; a file to be created will be all there.
     """
 
     create: tuple[tuple[Path, int], ...]
     members: tuple[tuple[str, int, int], ...]
     geometry: Geometry
     contents: tuple[Contents, ...]
+    allocations: tuple[Allocation, ...]
 
 
 def open_volume(config: Config, *, exclusive: bool = False, read_only: bool = False) -> Volume:
@@ -210,7 +214,8 @@ class _Probe:
 
     def __call__(self, index: int, member: Member) -> Member | None:
         """Return the member if its label can be read, else one opened anew, else None."""
-        self._in_use[index] = member  # what was found last may not have come into use
+        if self._in_use[index].fileno() is None:  # what was found last did not come into use
+            self._in_use[index] = member
         if self._is_ours(index, member):
             return member
         if self.paths is not None:
@@ -257,17 +262,25 @@ class _Probe:
         return label.volume == self._label.volume and label.index == index
 
 
-def plan_format(config: Config) -> FormatPlan:
+def plan_format(config: Config, *, allocate: bool = False) -> FormatPlan:
     """Work out a new volume without writing anything.
+
+    Parameters
+    ----------
+    allocate : bool
+        All of every member is to be written, so there must be room for it.
 
     Raises
     ------
     VolumeError
         If a member is too small, or cannot be opened.
+    MemberOpenError
+        If a file system has no room for what is to be written.
     ClaimError
         If a member is in use.
     """
-    create, described, contents = [], [], []
+    create, described, contents, allocations = [], [], [], []
+    room: list[tuple[Path, int]] = []
     paths = member_paths(config)
     for path in silent_devices(paths):
         raise silent_error(path)
@@ -278,14 +291,24 @@ def plan_format(config: Config) -> FormatPlan:
                 create.append((path, member.size_bytes))
                 described.append((str(path), member.size_bytes, 512))
                 contents.append(Contents("nothing"))
+                allocations.append(Allocation(member.size_bytes, thin=False))
+                room.append((path, member.size_bytes))
                 continue
             device = open_to_format(config, path)
             opened.callback(device.close)
             described.append(_describe(device))
             contents.append(contents_of(device))
-    _check_room(create)
+            allocations.append(allocation_of(device))
+            there = allocations[-1].allocated_bytes
+            if allocate and path.is_file() and there is not None:
+                room.append((path, device.size_bytes - there))
+    _check_room(room)
     return FormatPlan(
-        tuple(create), tuple(described), _geometry(config, described), tuple(contents)
+        tuple(create),
+        tuple(described),
+        _geometry(config, described),
+        tuple(contents),
+        tuple(allocations),
     )
 
 
@@ -308,9 +331,10 @@ def _geometry(config: Config, described: Sequence[tuple[str, int, int]]) -> Geom
     )
 
 
-def _check_room(create: Sequence[tuple[Path, int]]) -> None:
+def _check_room(room: Sequence[tuple[Path, int]]) -> None:
+    """Raise if the file systems of some files lack the bytes that each still needs."""
     wanted: dict[int, tuple[Path, int]] = {}
-    for path, size in create:
+    for path, size in room:
         home = path.parent
         while not home.exists():
             home = home.parent
@@ -321,7 +345,8 @@ def _check_room(create: Sequence[tuple[Path, int]]) -> None:
         free = stat.f_bavail * stat.f_frsize
         if size > free:
             raise MemberOpenError(
-                f"{home} has {free} bytes free, the members need {size}; nothing was created"
+                f"{home} has {free} bytes free, the members need {size}; nothing was "
+                "created or written"
             )
 
 
@@ -330,14 +355,17 @@ def format_members(
     plan: FormatPlan,
     *,
     force: bool = False,
+    allocate: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Volume:
     """Create missing files and write the volume; the caller closes the members.
 
     Parameters
     ----------
+    allocate : bool
+        Write zeros over all of what is there already, before anything else.
     progress : callable or None
-        Called with the number of bytes just written to a file that is being created.
+        Called with the number of zeros just written.
 
     Raises
     ------
@@ -360,6 +388,9 @@ def format_members(
             undo.callback(path.unlink, missing_ok=True)
             opened[path] = open_to_format(config, path)
             undo.callback(opened[path].close)
+        for path in paths if allocate else ():
+            if path not in new:
+                write_through(opened[path], progress)
         members = [opened[path] for path in paths]
         # anew, since a new file may need larger blocks than were planned for
         geometry = _geometry(config, [_describe(member) for member in members])

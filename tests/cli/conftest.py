@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cli_rig import Owner, Rig, formatted
+
+from support.cli import Owner, Rig, formatted
 
 
 @pytest.fixture

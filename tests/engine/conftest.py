@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engine_tools import MIB, MakeEngine, file_member, needs_native
 
-from fx100_lmcache.engine.lane_engine import LaneEngine
-from fx100_lmcache.engine.slot import EngineOptions
+from fx100_lmcache.engine.engine import LaneEngine
+from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.testing.inline import inline_engine
 from fx100_lmcache.testing.memory import MemoryMember
+from support.engine import MIB, MakeEngine, file_member, needs_native
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def setup(
     """Make an engine of one kind over one or more members of its kind."""
     lanes, _, where = request.param.partition("-")
     names = itertools.count()
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="fx100-test-") as shm:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="test-members-") as shm:
         folder = Path(shm) if where == "shm" else tmp_path
         opened = []
 

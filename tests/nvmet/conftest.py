@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nvmet_target import CONFIGFS, Target
 
 from fx100_lmcache.nvmf.plan import HostIdentity
 from fx100_lmcache.nvmf.runner import NvmeCli
 from fx100_lmcache.nvmf.sysfs import Sysfs
+from support.nvmet_target import CONFIGFS, Target
 
 HERE = Path(__file__).parent
 LAB = "FX100_NVMET_LAB"

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import xxhash
 
-from fx100_lmcache import recovery
-from fx100_lmcache.engine.base import Job, Transfer
+from fx100_lmcache.engine.jobs import Job, Transfer
 from fx100_lmcache.store import load
 from fx100_lmcache.store.erase import Eraser
 from fx100_lmcache.store.put import Putter
 from fx100_lmcache.testing.crash import enumerate_crashes
 from fx100_lmcache.testing.workload import Workload
+from fx100_lmcache.volume import recovery
 
 Patch = pytest.MonkeyPatch
 
@@ -59,11 +59,7 @@ def without_publish_after_write(patch: Patch) -> None:
 
 
 def without_zero_before_reuse(patch: Patch) -> None:
-    def forget(self: Eraser, victim: Any) -> None:
-        self._core.erasing_blocks -= victim.extent.blocks
-        self._free(victim)
-
-    patch.setattr(Eraser, "_erase", forget)
+    patch.setattr(Eraser, "_erase", Eraser._gone)
 
 
 def without_first_claim_wins(patch: Patch) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from fx100_lmcache import claim
-from fx100_lmcache.claim import ClaimTiming
 from fx100_lmcache.testing import hosts
 from fx100_lmcache.testing.hosts import VARIETIES, Odds, World, run_schedules
+from fx100_lmcache.volume import claim
+from fx100_lmcache.volume.claim import ClaimTiming
 
 SETTLE_S = 1.0  # as it is where nobody changed it for tests
 SCHEDULES = 180  # of each part; the command runs as many as one likes

@@ -9,11 +9,7 @@ from typing import Any
 
 import pytest
 
-from fx100_lmcache import claim, claiming
-from fx100_lmcache.claim import write_claim
-from fx100_lmcache.claiming import Claimer
-from fx100_lmcache.engine.base import Job
-from fx100_lmcache.machine import Machine
+from fx100_lmcache.engine.jobs import Job
 from fx100_lmcache.ondisk.claim_block import ClaimBlock
 from fx100_lmcache.store import ownership, put
 from fx100_lmcache.store.gate import GatedEngine
@@ -21,6 +17,10 @@ from fx100_lmcache.store.ownership import Ownership
 from fx100_lmcache.store.put import Putter
 from fx100_lmcache.testing.hosts import VARIETIES, World
 from fx100_lmcache.testing.promises import Violation
+from fx100_lmcache.volume import claim, claiming
+from fx100_lmcache.volume.claim import write_claim
+from fx100_lmcache.volume.claiming import Claimer
+from fx100_lmcache.volume.machine import Machine
 
 Patch = pytest.MonkeyPatch
 PLAIN, RACES, SLOW_MEDIA, LATE_CLAIMS, NO_OPERATOR = range(5)

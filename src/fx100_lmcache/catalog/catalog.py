@@ -6,21 +6,21 @@ entries of 8 pieces take about 220 bytes each. Not thread-safe: the store holds 
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from fx100_lmcache.catalog.eviction import LIVE, EvictionColumns, EvictionOrder
 from fx100_lmcache.catalog.index import WORDS, DigestIndex, Rows, as_words
 from fx100_lmcache.catalog.pieces import PieceTable
 
 U64 = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.bool_]
 
-FREE, LIVE, DYING = 0, 1, 2
-_FEWEST_SORTED = 1024
+FREE, DYING = 0, 2
+_WINDOW_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +65,23 @@ class Catalog:
         self._used_at = np.zeros(rows, np.uint64)
         self._pins = np.zeros(rows, np.uint32)
         self._pinned_until = np.zeros(rows, np.uint32)
-        self._readers: Counter[int] = Counter()  # no width that many loads of a row could exceed
+        # 32 bits: every reader has an object of its own in memory, so they cannot run over
+        self._readers = np.zeros(rows, np.uint32)
         self._piece_at = np.zeros(rows, np.uint32)
         self._piece_count = np.zeros(rows, np.uint16)
         self._pieces = PieceTable()
         self._index = DigestIndex(self._digests)
-        self._oldest: deque[tuple[int, int]] = deque()  # eviction goes on here: row, used at
+        self._order = EvictionOrder(
+            EvictionColumns(
+                self._state,
+                self._used_at,
+                self._blocks,
+                self._members,
+                self._pins,
+                self._pinned_until,
+                self._readers,
+            )
+        )
         self._tick = 0
         self._top = 0
         self.live_bytes = 0
@@ -122,17 +133,22 @@ class Catalog:
         members: int,
         pieces: Sequence[tuple[int, int]],
     ) -> None:
-        """Publish an entry: from here on it is found."""
+        """Publish an entry: from here on it is found. If it raises, nothing has changed."""
         assert self._state[row] == FREE
         self._digests[row] = as_words(digest)[0]
+        piece_at = self._pieces.add(pieces)
+        try:
+            self._index.insert(np.array([row], np.int64))
+        except BaseException:
+            self._pieces.free(piece_at, len(pieces))
+            raise
         self._state[row] = LIVE
         self._length[row] = length
         self._blocks[row] = blocks
         self._meta[row] = meta
         self._members[row] = members
         self._piece_count[row] = len(pieces)
-        self._piece_at[row] = self._pieces.add(pieces)
-        self._index.insert(np.array([row], np.int64))
+        self._piece_at[row] = piece_at
         self._top = max(self._top, row + 1)
         self.live_bytes += length
         self.touch(np.array([row], np.int64))
@@ -167,30 +183,32 @@ class Catalog:
             self._top = max(self._top, int(rows.max()) + 1)
         self.live_bytes += int(length.sum())
 
-    def drop(self, row: int) -> Entry:
-        """Hide an entry; its row and blocks stay taken until :meth:`release`."""
+    def drop(self, row: int) -> None:
+        """Hide a live entry; its row and blocks stay taken until :meth:`release`."""
         assert self._state[row] == LIVE
-        entry = self.entry(row)
         self._index.delete(row)
+        self._order.remove(row)
         self._state[row] = DYING
         self._pins[row] = 0
-        self.live_bytes -= entry.length
-        return entry
+        self.live_bytes -= int(self._length[row])
 
-    def drop_all(self) -> list[Entry]:
-        """Hide every entry."""
+    def drop_all(self) -> list[tuple[int, bytes, int]]:
+        """Hide every entry; return row, digest and blocks of each."""
         rows = np.flatnonzero(self._state[: self._top] == LIVE)
-        entries = [self.entry(row) for row in rows.tolist()]
+        size = 8 * WORDS
+        joined = self._digests[rows].tobytes()
+        digests = [joined[at : at + size] for at in range(0, len(joined), size)]
         self._index.clear()
+        self._order.clear(self._top)
         self._state[rows] = DYING
         self._pins[rows] = 0
         self.live_bytes = 0
-        return entries
+        return list(zip(rows.tolist(), digests, self._blocks[rows].tolist(), strict=True))
 
     def release(self, row: int) -> None:
         """Forget a hidden entry whose blocks have been freed."""
         assert self._state[row] == DYING
-        assert row not in self._readers
+        assert not self._readers[row]
         self._pieces.free(int(self._piece_at[row]), int(self._piece_count[row]))
         self._state[row] = FREE
 
@@ -240,6 +258,7 @@ class Catalog:
         each, wanted = np.unique(rows, return_counts=True)
         given = np.minimum(self._pins[each], wanted).astype(np.uint32)
         self._pins[each] -= given
+        self._order.let_go(each)
         return int(given.sum())
 
     def pinned(self, row: int, now_s: float) -> bool:
@@ -259,17 +278,18 @@ class Catalog:
         """End a reader of each row; return the rows that are hidden and have no other."""
         idle = []
         for row in rows:
-            if self._readers[row] > 1:
-                self._readers[row] -= 1
-                continue
-            del self._readers[row]
-            if self._state[row] == DYING:
-                idle.append(row)
+            left = int(self._readers[row]) - 1
+            self._readers[row] = left
+            if not left:
+                if self._state[row] == DYING:
+                    idle.append(row)
+                elif self._order.set_aside:
+                    self._order.let_go_one(row)
         return idle
 
     def being_read(self, row: int) -> bool:
         """Whether readers are in flight."""
-        return row in self._readers
+        return bool(self._readers[row])
 
     def victims(
         self, blocks: int, now_s: float, down_mask: int, at_most: int = 1 << 62
@@ -280,60 +300,33 @@ class Catalog:
         erased) are passed over. Fewer blocks than asked for means that no more can be freed, or
         that more than ``at_most`` rows would have to go.
         """
-        while True:
-            chosen: list[int] = []
-            freed = 0
-            kept: list[tuple[int, int]] = []
-            while self._oldest and freed < blocks and len(chosen) < at_most:
-                row, used_at = self._oldest.popleft()
-                if self._state[row] != LIVE or self._used_at[row] != used_at:
-                    continue  # gone, or used since
-                kept.append((row, used_at))
-                if self.evictable(row, now_s, down_mask):
-                    chosen.append(row)
-                    freed += int(self._blocks[row])
-            queued = len(kept) + len(self._oldest)
-            self._oldest.extendleft(reversed(kept))
-            if freed >= blocks or len(chosen) >= at_most or queued == len(self):
-                return chosen
-            self._sort_oldest(max(_FEWEST_SORTED, len(self) // 64, 4 * queued))
-
-    def _sort_oldest(self, count: int) -> None:
-        """Queue the oldest rows. Not all: sorting a million takes longer than a lookup may."""
-        rows = np.flatnonzero(self._state[: self._top] == LIVE)
-        if count < len(rows):
-            rows = rows[np.argpartition(self._used_at[rows], count)[:count]]
-        rows = rows[np.argsort(self._used_at[rows], kind="stable")]
-        self._oldest = deque(zip(rows.tolist(), self._used_at[rows].tolist(), strict=True))
-
-    def rows_on(self, member: int, blocks: range) -> list[int]:
-        """Live rows with a piece that starts on these blocks."""
-        start = self._piece_at[: self._top]
-        live = self._state[: self._top] == LIVE
-        found: set[int] = set()
-        for at in self._pieces.find(member, blocks).tolist():
-            inside = live & (start <= at) & (at - start < self._piece_count[: self._top])
-            found.update(np.flatnonzero(inside).tolist())
-        return sorted(found)
+        return self._order.victims(blocks, now_s, down_mask, at_most, len(self), self._top)
 
     def evictable(self, row: int, now_s: float, down_mask: int) -> bool:
         """Whether a row may be evicted: see :meth:`victims`."""
         return bool(
             self._state[row] == LIVE
             and not self.pinned(row, now_s)
-            and row not in self._readers
+            and not self._readers[row]
             and self.blocks_up(row, down_mask)
         )
 
     def live_rows(self, start: int = 0, limit: int | None = None) -> list[int]:
         """Rows of live entries from row ``start`` on, in row order."""
-        rows = start + np.flatnonzero(self._state[start : self._top] == LIVE)
-        return [int(row) for row in rows[:limit]]
+        if limit is None:
+            limit = self._top
+        found: list[int] = []
+        for at in range(start, self._top, _WINDOW_ROWS):  # the lock is held: not all for a few
+            state = self._state[at : min(at + _WINDOW_ROWS, self._top)]
+            found += (at + np.flatnonzero(state == LIVE)).tolist()
+            if len(found) >= limit:
+                break
+        return found[:limit]
 
-    def rows_by_age(self) -> list[int]:
-        """Rows of live entries, least recently used first."""
+    def ages(self) -> tuple[Rows, U64]:
+        """Rows of live entries, and a number for each that is lower the longer it was not used."""
         rows = np.flatnonzero(self._state[: self._top] == LIVE)
-        return [int(row) for row in rows[np.argsort(self._used_at[rows], kind="stable")]]
+        return rows, self._used_at[rows]
 
     def bytes_by_meta(self) -> dict[int, int]:
         """Logical bytes of live entries by metadata number."""

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fx100_lmcache.ondisk.inode import pack_location
-
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
@@ -63,13 +61,6 @@ class PieceTable:
         before = np.cumsum(counts) - counts
         places = np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
         return self._location[places], self._checksum[places]
-
-    def find(self, member: int, blocks: range) -> npt.NDArray[np.int64]:
-        """Where pieces on these blocks are, or were before they were freed."""
-        first, last = pack_location(member, blocks.start, 1), pack_location(member, blocks.stop, 1)
-        places = self._location[: self._end] & ~np.uint64(0xFFFF << 40)
-        low, high = (np.uint64(p & ~(0xFFFF << 40)) for p in (first, last))
-        return np.flatnonzero((places >= low) & (places < high))
 
     def free(self, at: int, count: int) -> None:
         """Give a run back."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Annotated
 
 import typer
 
 from fx100_lmcache import __version__
 from fx100_lmcache.cli.adapter import l2_adapter_command
+from fx100_lmcache.cli.console import EXIT_FAILED, print_error, system_error
 from fx100_lmcache.cli.doctor import doctor_command
 from fx100_lmcache.cli.format import format_command
 from fx100_lmcache.cli.nvme import app as nvme_app
 from fx100_lmcache.cli.plan import plan_command
 from fx100_lmcache.cli.status import status_command
+from fx100_lmcache.cli.streams import prepare_streams
 from fx100_lmcache.cli.take_over import take_over_command
 from fx100_lmcache.cli.verify import verify_command
 
@@ -59,4 +62,9 @@ def _options(
 
 def main() -> None:
     """Run the command line."""
-    app()
+    prepare_streams()
+    try:
+        app()
+    except OSError as problem:  # outside of a command: a help text that cannot be written
+        print_error(system_error(problem))
+        sys.exit(EXIT_FAILED)

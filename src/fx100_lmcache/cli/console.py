@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import json
 import sys
@@ -20,6 +22,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from fx100_lmcache.cli.streams import flush_output
 from fx100_lmcache.errors import FX100Error
 from fx100_lmcache.ondisk.reason import TEXTS, Reason
 
@@ -56,8 +59,9 @@ def agreed(question: str) -> bool:
 
 
 def explained(command: Callable[P, None]) -> Callable[P, None]:
-    """Make our own errors one message and exit code 1, and Ctrl-C exit code 130.
+    """Make errors one message and exit code 1, and Ctrl-C exit code 130.
 
+    Our own errors and those of the operating system, such as a full disk where the output goes.
     Anything else is a defect and keeps its traceback.
     """
 
@@ -65,14 +69,28 @@ def explained(command: Callable[P, None]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             command(*args, **kwargs)
+            flush_output()
         except FX100Error as problem:
             print_error(problem)
+            raise typer.Exit(EXIT_FAILED) from problem
+        except OSError as problem:
+            if problem.errno == errno.EPIPE:  # nobody reads on; typer ends without a word
+                raise
+            print_error(system_error(problem))
             raise typer.Exit(EXIT_FAILED) from problem
         except KeyboardInterrupt:
             human(as_json=True).print("[yellow]interrupted[/]")
             raise typer.Exit(EXIT_INTERRUPTED) from None
 
     return run
+
+
+def system_error(problem: OSError) -> FX100Error:
+    """Describe what the operating system refused; output that cannot be written is dropped."""
+    with contextlib.suppress(OSError):
+        flush_output()
+    doing = problem.filename or "reading, or writing the output"
+    return FX100Error(f"{doing}: {problem.strerror or problem}")
 
 
 def progress_bar() -> Progress:

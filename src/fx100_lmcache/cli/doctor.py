@@ -14,8 +14,7 @@ from typing import Annotated
 
 import typer
 
-from fx100_lmcache.access import reconnect_obstacles
-from fx100_lmcache.claim import same_kernel
+from fx100_lmcache.admin.inspect import Report, inspect
 from fx100_lmcache.cli.console import (
     EXIT_FAILED,
     ConfigPath,
@@ -24,24 +23,27 @@ from fx100_lmcache.cli.console import (
     human,
     print_json,
 )
-from fx100_lmcache.cli.inspect import Report, inspect
 from fx100_lmcache.cli.nvme_views import show_finding
-from fx100_lmcache.config import Config, load
+from fx100_lmcache.cli.waiting import Wait, wait_as_asked
+from fx100_lmcache.config import Config, load, subsystems_named
 from fx100_lmcache.doctor.documents import Document, DocumentError, read_document
 from fx100_lmcache.doctor.engine import check_engine
 from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question, note, problem
 from fx100_lmcache.doctor.loading import check_loading, targets, try_imports
 from fx100_lmcache.doctor.mp import check_adapter
-from fx100_lmcache.doctor.nvme import check_reconnect, relevant
+from fx100_lmcache.doctor.nvme import check_reconnect
 from fx100_lmcache.doctor.ours import check_identity, check_shards, check_space
 from fx100_lmcache.doctor.proof import prove_io
 from fx100_lmcache.doctor.sizes import check_sizes
 from fx100_lmcache.doctor.volume import check_claims, check_volume, shards_needed
 from fx100_lmcache.errors import FX100Error
-from fx100_lmcache.machine import this_machine
 from fx100_lmcache.nvmf.check import Finding, Severity, check, worst
 from fx100_lmcache.nvmf.connect import with_numbers
+from fx100_lmcache.nvmf.scope import part_of_volume
 from fx100_lmcache.nvmf.sysfs import Sysfs
+from fx100_lmcache.volume.claim import same_kernel
+from fx100_lmcache.volume.machine import this_machine
+from fx100_lmcache.volume.opening import reconnect_obstacles
 
 GIB = 1 << 30
 
@@ -84,6 +86,7 @@ def doctor_command(
         bool, typer.Option("--running", help="The server, or vLLM, is meant to be running now.")
     ] = False,
     as_json: JsonFlag = False,
+    wait_s: Wait = 0,
 ) -> None:
     """Say whether a configuration would really work: what, why it matters, what to type.
 
@@ -95,6 +98,7 @@ def doctor_command(
     [bold]JSON fields[/] (only ever added to): ok; config; mode; findings: severity ("ok", "note",
     "warning", "problem"), subject, what, why, do.
     """
+    wait_as_asked(config, wait_s)
     question = Question(
         frozenset({MP, IN_PROCESS} if mode is Mode.BOTH else {mode.value}),
         model_len,
@@ -153,7 +157,9 @@ def examine(path: Path, question: Question, lmcache_config: Path | None) -> Iter
     yield check_engine(config)
     yield check_identity(config)
     yield from check_space(config, capacity_bytes, question)
-    yield from check_sizes(config, question, document.engine if document else None, capacity_bytes)
+    slots = report.usage.inode_slots if report.usage else None
+    engine = document.engine if document else None
+    yield from check_sizes(config, question, engine, capacity_bytes, slots)
     yield from _look_at_nvme(config, report)
 
 
@@ -183,9 +189,9 @@ def _look_at_nvme(config: Config, report: Report) -> Iterator[Finding]:
         yield check_reconnect(config.nvme, reconnect_obstacles(config.nvme))
     wanted = config.nvme.subsystems if config.nvme else ()
     devices = {os.path.realpath(member.path) for member in report.members if member.path}
-    nqns = {each.subsystem_nqn for each in wanted}
     try:
-        snapshot = relevant(asyncio.run(Sysfs().snapshot()), devices, nqns)
+        everything = asyncio.run(Sysfs().snapshot())
+        snapshot = part_of_volume(everything, devices, subsystems_named(config))
     except (FX100Error, OSError) as error:
         yield note("nvme", f"not checked: {error}", "a stalled load may not be bounded")
         return

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from fx100_lmcache.admin.inspect import inspect
 from fx100_lmcache.cli.console import (
     EXIT_FAILED,
     ConfigPath,
@@ -21,19 +22,20 @@ from fx100_lmcache.cli.console import (
     print_error,
     print_json,
 )
-from fx100_lmcache.cli.inspect import inspect
 from fx100_lmcache.cli.nvme_views import (
     describe,
     describe_discovery,
+    describe_others,
+    show_check,
     show_discovery,
-    show_finding,
     show_namespace,
     show_report,
 )
-from fx100_lmcache.config import Config, load
+from fx100_lmcache.cli.waiting import Wait, say
+from fx100_lmcache.config import Config, load, subsystems_named
 from fx100_lmcache.config.nvme import NvmeConfig, NvmeSubsystem
 from fx100_lmcache.errors import ClaimError
-from fx100_lmcache.nvmf.check import FABRICS, Finding, Severity, check, worst
+from fx100_lmcache.nvmf.check import Finding, Severity, check, worst
 from fx100_lmcache.nvmf.connect import (
     ConnectReport,
     connect_subsystem,
@@ -45,8 +47,10 @@ from fx100_lmcache.nvmf.discover import discover
 from fx100_lmcache.nvmf.errors import NvmeError
 from fx100_lmcache.nvmf.resolve import find, identity_of, resolve
 from fx100_lmcache.nvmf.runner import NvmeCli
-from fx100_lmcache.nvmf.snapshot import Snapshot, Subsystem
+from fx100_lmcache.nvmf.scope import part_of_volume, rest_of_host
+from fx100_lmcache.nvmf.snapshot import FABRICS, Snapshot, Subsystem
 from fx100_lmcache.nvmf.sysfs import Sysfs
+from fx100_lmcache.volume.arrival import missing_members, missing_paths, wait_for_members
 
 APPEAR_S = 5.0
 """Wait for the members after a connect: the kernel scans namespaces in the background."""
@@ -83,11 +87,11 @@ def discover_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
 
 @app.command("connect")
 @explained
-def connect_command(config: ConfigPath, dry_run: DryRun = False) -> None:
+def connect_command(config: ConfigPath, dry_run: DryRun = False, wait_s: Wait = 0) -> None:
     """Connect what is not connected, and set the time-outs of what is. Twice changes nothing.
 
-    Then wait until the volume's namespaces are there. Exit code 1 if a subsystem, a path or a
-    namespace is missing.
+    Then wait until the volume's namespaces are there: with `--wait` as long as that says, and
+    paths are tried again. Exit code 1 if a subsystem, a path or a namespace is missing.
     """
     settings = load(config)
     section = _nvme_section(settings)
@@ -98,6 +102,15 @@ def connect_command(config: ConfigPath, dry_run: DryRun = False) -> None:
         return connect_subsystem(wanted, host, cli, sysfs, dry_run)
 
     failed = _for_each_subsystem(section, connect, dry_run)
+    if wait_s and not dry_run:
+        wait_for_members(
+            settings,
+            wait_s,
+            say,
+            missing=lambda: missing_paths(section) + missing_members(settings),
+            connect=True,
+        )
+        failed = failed and _for_each_subsystem(section, connect, dry_run)
     if not failed and not dry_run:
         asyncio.run(_wait_for_members(settings, sysfs))
     if failed:
@@ -155,6 +168,8 @@ def list_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
     else:
         for row in rows:
             show_namespace(row)
+        if not rows:
+            human().print("no NVMe-oF namespaces on this host")
         for position, why in missing.items():
             human().print(f"[bold red]missing:[/] volume.members[{position}]")
             human().print(str(why), markup=False)
@@ -165,27 +180,30 @@ def list_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
 @app.command("check")
 @explained
 def check_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
-    """Explain every controller and namespace: is it well, why it matters, what to type.
+    """Explain the volume's controllers and namespaces: is it well, why it matters, what to type.
 
-    Exit code 1 if there is a problem; warnings and notes do not count.
+    What else is connected on this host is listed, but not judged. Exit code 1 if there is a
+    problem; warnings and notes do not count.
 
-    [bold]JSON fields:[/] worst ("ok", "note", "warning", "problem"); findings: severity, subject,
-    what, why, do.
+    [bold]JSON fields[/] (only ever added to): worst ("ok", "note", "warning", "problem");
+    findings: severity, subject, what, why, do; others (not judged): subsystem, subsystem_nqn,
+    controllers, namespaces (device nodes).
     """
     settings = load(config)
     snapshot = asyncio.run(Sysfs().snapshot())
     configured = settings.nvme.subsystems if settings.nvme else ()
     wanted = asyncio.run(with_numbers(configured, snapshot))
-    findings = check(snapshot, wanted, os.cpu_count() or 1)
-    findings += [_missing(at, why) for at, why in _members_in(settings, snapshot)[1].items()]
+    members, missing = _members_in(settings, snapshot)
+    ours = part_of_volume(snapshot, members, subsystems_named(settings))
+    others = describe_others(rest_of_host(snapshot, ours))
+    findings = check(ours, wanted, os.cpu_count() or 1)
+    findings += [_missing(at, why) for at, why in missing.items()]
     gravest = worst(findings)
     if as_json:
         found = [dataclasses.asdict(each) for each in findings]
-        print_json({"worst": gravest, "findings": found})
-    for each in findings if not as_json else ():
-        show_finding(each)
-    if not findings and not as_json:
-        human().print("no NVMe-oF controllers and none configured")
+        print_json({"worst": gravest, "findings": found, "others": others})
+    else:
+        show_check(findings, others)
     if gravest is Severity.PROBLEM:
         raise typer.Exit(EXIT_FAILED)
 
@@ -193,8 +211,8 @@ def check_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
 def _nvme_section(config: Config) -> NvmeConfig:
     if config.nvme is None:
         raise NvmeError(
-            "the configuration has no section nvme, so there is nothing to connect\n"
-            "  do: list the subsystems under nvme.subsystems (see configs/nvmeof.yaml)"
+            "the configuration has no section nvme, so there is nothing to connect",
+            remedy="list the subsystems under nvme.subsystems (see configs/nvmeof.yaml)",
         )
     return config.nvme
 
@@ -260,11 +278,10 @@ def _fabric(snapshot: Snapshot) -> Iterable[Subsystem]:
 
 
 def _missing(position: int, why: NvmeError) -> Finding:
-    what, _, advice = str(why).partition("\n  do: ")
     return Finding(
         Severity.PROBLEM,
         f"volume.members[{position}]",
-        what,
+        why.what,
         "its share of every object cannot be read or written",
-        advice or "fx100 nvme connect",
+        why.remedy or "fx100 nvme connect",
     )

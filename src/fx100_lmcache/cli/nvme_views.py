@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -105,6 +106,34 @@ def show_namespace(row: dict[str, Any]) -> None:
         where = f"{path['controller']} {path['transport']} {path['address']}"
         state = " ".join(filter(None, (path["state"], path["ana_state"])))
         console.print(f"  path {where} {state}", markup=False)
+
+
+def describe_others(others: Snapshot) -> list[dict[str, Any]]:
+    """Return what is connected and not the volume's, as plain values."""
+    return [
+        {
+            "subsystem": subsystem.name,
+            "subsystem_nqn": subsystem.nqn,
+            "controllers": [
+                f"{each.name} {each.transport} {each.address} {each.state}"
+                for each in subsystem.controllers
+            ],
+            "namespaces": [each.device for each in subsystem.namespaces],
+        }
+        for subsystem in others.subsystems
+    ]
+
+
+def show_check(findings: Sequence[Finding], others: Sequence[dict[str, Any]]) -> None:
+    """Print what was judged, and what was not."""
+    for each in findings:
+        show_finding(each)
+    if not findings:
+        human().print("no NVMe-oF controllers of this volume, and none configured")
+    for other in others:
+        there = ", ".join(other["controllers"] + other["namespaces"]) or "nothing"
+        name = f"{other['subsystem']} ({other['subsystem_nqn']})"
+        human().print(f"not judged, as not of this volume: {name}: {there}", markup=False)
 
 
 def show_finding(finding: Finding) -> None:

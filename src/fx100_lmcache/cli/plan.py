@@ -8,18 +8,10 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fx100_lmcache.cli.console import JsonFlag, explained, human, print_json
-from fx100_lmcache.planning import (
-    MODELS,
-    Finding,
-    Plan,
-    Workload,
-    check_published,
-    make_plan,
-)
+from fx100_lmcache.sizing import MODELS, Plan, Workload, make_plan
 
 DEFAULT_MODEL = "qwen3-coder-480b-tp8"
 NEEDS_HARDWARE = "needs hardware"
@@ -144,13 +136,12 @@ def plan_command(
     """Work out what a volume brings for a model: bytes, times, sessions per TB, memory.
 
     Arithmetic only: nothing is opened or measured. Sessions come back together, are loaded one
-    after the other and computed one after the other; times are those of the median session. The
-    published FX100 figures are put through the same model.
+    after the other and computed one after the other; times are those of the median session.
 
     JSON: plans (one for each model: model, the numbers given, and kv_bytes, restored_tokens,
     chunk_bytes, chunks, wire_bytes_per_s, bandwidth_bytes_per_s, limited_by, load_s,
     ttft_computed_s, ttft_restored_s, break_even_tokens, break_even_bytes_per_s, stored_bytes,
-    sessions_per_tb, l1_bytes), basis, published (what, published, model, verdict).
+    sessions_per_tb, l1_bytes), basis.
     """
     works = workloads(
         model or [DEFAULT_MODEL], tokens, new_tokens, concurrency, array_gb_per_s, ports, prefill
@@ -158,13 +149,11 @@ def plan_command(
     plans = [make_plan(work) for work in works]
     if as_json:
         records = [plan_record(work, plan) for work, plan in zip(works, plans, strict=True)]
-        published = [asdict(one) for one in check_published()]
-        print_json({"plans": records, "basis": BASIS, "published": published})
+        print_json({"plans": records, "basis": BASIS})
         return
     console = human()
     console.print(headline(works[0]))
     console.print(_table(works, plans))
-    _print_published(console, check_published())
 
 
 def _table(works: Sequence[Workload], plans: Sequence[Plan]) -> Table:
@@ -184,11 +173,3 @@ def _text(value: Any) -> str:
             return "never"
         return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _print_published(console: Console, findings: Sequence[Finding]) -> None:
-    console.print("\nThe published FX100 figures against this model:")
-    for one in findings:
-        console.print(f"\n{one.what}: {one.published}", style="bold", markup=False)
-        console.print(f"  model:   {one.model}", markup=False)
-        console.print(f"  verdict: {one.verdict}", markup=False)

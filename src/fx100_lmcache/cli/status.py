@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fx100_lmcache.admin.advice import Problem
+from fx100_lmcache.admin.inspect import MemberReport, Report, ShardReport, Usage, inspect
 from fx100_lmcache.cli.console import (
     EXIT_FAILED,
     ConfigPath,
@@ -20,8 +22,7 @@ from fx100_lmcache.cli.console import (
     print_json,
     size_text,
 )
-from fx100_lmcache.cli.inspect import MemberReport, Report, ShardReport, Usage, inspect
-from fx100_lmcache.cli.problems import Problem
+from fx100_lmcache.cli.waiting import Wait, wait_as_asked
 
 
 @explained
@@ -38,21 +39,25 @@ def status_command(
             help="Watch so long whether the owners of shards renew their claims.",
         ),
     ] = 0.0,
+    wait_s: Wait = 0,
 ) -> None:
     """Show a volume: members, owners, usage, problems. Reads only, also beside a live server.
 
     Exit code 1 if the volume would not open or not work.
 
     [bold]JSON fields[/] (only ever added to): healthy; config; volume (UUID or null);
-    formatted_unix_s; members: path, identity, index, label ("good", "damaged copy",
-    "unreadable"), io_mode ("direct", "buffered", null), logical_block_bytes, size_bytes,
-    formatted_bytes, paths; shards: shard, state ("in use", "free", "left behind", "claimed by
-    another host"), holder, generation, epoch, same_boot (the holder runs, or ran, under this
-    kernel), renews (an owner of this kind shows that it lives), still_s (how long the claim stood
-    still at the end of --watch, or null); usage (null unless the volume is whole): entries,
-    live_bytes, used_bytes, free_bytes, capacity_bytes, inode_slots, torn_inodes,
-    dropped_inodes (by reason); problems and warnings: what, why, do, member.
+    formatted_unix_s; members: path, identity, index, label ("good", "damaged copy", "unreadable"),
+    io_mode ("direct", "buffered", null), logical_block_bytes, size_bytes, formatted_bytes,
+    allocated_bytes (null where the storage below does not say), paths; shards: shard, state ("in
+    use", "free", "left behind", "claimed by another host"), holder, generation, epoch, same_boot
+    (the holder runs, or ran, under this kernel), renews (an owner of this kind shows that it
+    lives), still_s (how long the claim stood still at the end of --watch, or null); usage (null
+    unless the volume is whole): entries, live_bytes, used_bytes, free_bytes, capacity_bytes,
+    inode_slots, torn_inodes, dropped_inodes (by reason), used_share (the larger of the shares of
+    blocks and inodes in use), limit ("blocks" or "inodes"); problems and warnings: what, why, do,
+    member.
     """
+    wait_as_asked(config, wait_s)
     report = inspect(config, watch_s)
     if as_json:
         print_json(report.as_dict())
@@ -116,8 +121,8 @@ def _shard_table(shards: Iterable[ShardReport]) -> Table:
 def _show_usage(console: Console, usage: Usage) -> None:
     share = usage.used_bytes / usage.capacity_bytes
     console.print(
-        f"entries {usage.entries:,} of at most {usage.inode_slots:,}, "
-        f"{size_text(usage.live_bytes)} of data"
+        f"entries {usage.entries:,} of at most {usage.inode_slots:,} inodes "
+        f"({usage.entries / usage.inode_slots:.1%}), {size_text(usage.live_bytes)} of data"
     )
     console.print(
         f"used {size_text(usage.used_bytes)} ({share:.1%}), free {size_text(usage.free_bytes)}, "

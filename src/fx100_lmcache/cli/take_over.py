@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from fx100_lmcache.admin.inspect import inspect
 from fx100_lmcache.cli.console import EXIT_FAILED, ConfigPath, agreed, explained, human
-from fx100_lmcache.cli.inspect import inspect
 from fx100_lmcache.config import load
 from fx100_lmcache.mount import mount
 

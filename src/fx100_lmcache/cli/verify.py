@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fx100_lmcache.claim import newest_claim, read_claims
+from fx100_lmcache.admin.scrub import Scrubber, ScrubResult
 from fx100_lmcache.cli.console import (
     EXIT_FAILED,
     ConfigPath,
@@ -23,21 +23,22 @@ from fx100_lmcache.cli.console import (
     progress_bar,
     size_text,
 )
-from fx100_lmcache.cli.scrub import Scrubber, ScrubResult
+from fx100_lmcache.cli.waiting import Wait, wait_as_asked
 from fx100_lmcache.config import Config, load
-from fx100_lmcache.engine.lane_engine import LaneEngine
+from fx100_lmcache.engine.engine import LaneEngine
 from fx100_lmcache.errors import FX100Error, VolumeError
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.mount import engine_options, open_volume
 from fx100_lmcache.ondisk.reason import IMPOSSIBLE
-from fx100_lmcache.recovery import Recovered, recover
-from fx100_lmcache.volume import Volume, read_label
+from fx100_lmcache.volume.claim import newest_claim, read_claims
+from fx100_lmcache.volume.recovery import Recovered, recover
+from fx100_lmcache.volume.volume import Volume, read_label
 
 SHOWN = 20  # bad pieces printed; all are in the JSON
 
 
 @explained
-def verify_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
+def verify_command(config: ConfigPath, as_json: JsonFlag = False, wait_s: Wait = 0) -> None:
     """Read every entry back and check each piece's checksum. Reads only, also beside a server.
 
     Exit code 1 if anything is bad.
@@ -46,6 +47,7 @@ def verify_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
     gone (pieces evicted meanwhile), seconds; torn_inodes; dropped_inodes (by reason);
     unreadable_inodes; damaged_labels (paths); bad: digest, member, offset, length, reason.
     """
+    wait_as_asked(config, wait_s)
     settings = load(config)
     volume = open_volume(settings, read_only=True)
     started = time.monotonic()

@@ -5,7 +5,8 @@ the file, the place in it, the value found and what is allowed. Code may also bu
 directly, for example `Config(volume=VolumeConfig(members=(MemberConfig(path=...),)))`.
 
 In YAML a value carries its unit (``max_io: 1MiB``, ``load: 500ms``); in Python the name does
-(`IoConfig.max_io_bytes`, `DeadlineConfig.load_s`).
+(`IoConfig.max_io_bytes`, `DeadlineConfig.load_s`). In YAML ``${NAME}`` stands for a variable of the
+environment.
 """
 
 from fx100_lmcache.config.errors import ConfigError, Problem
@@ -21,6 +22,7 @@ from fx100_lmcache.config.model import (
     SpaceConfig,
     StripeConfig,
     VolumeConfig,
+    subsystems_named,
 )
 from fx100_lmcache.config.nvme import (
     NvmeAddress,
@@ -52,4 +54,5 @@ __all__ = [
     "parse",
     "parse_duration",
     "parse_size",
+    "subsystems_named",
 ]

@@ -71,7 +71,9 @@ class ConfigError(FX100Error):
         self.file = file
         self.problems = tuple(problems)
 
-    def __str__(self) -> str:
+    @property
+    def what(self) -> str:
+        """Every problem on a line of its own, below the name of the file."""
         count = len(self.problems)
         heading = f"{self.file}: {count} problem{'s' if count != 1 else ''} in the configuration"
         return "\n  ".join([heading, *map(str, self.problems)])
@@ -101,6 +103,18 @@ def yaml_names(model: type[BaseModel]) -> dict[str, str]:
         yaml_name = str(field.validation_alias or python_name)
         names[python_name] = names[yaml_name] = yaml_name
     return names
+
+
+def is_path(model: type[BaseModel], place: Place) -> bool:
+    """Whether the field at `place` below `model` holds the path of a file."""
+    fields = _model_at(model, place[:-1]).model_fields.items()
+    here = [field for name, field in fields if (field.validation_alias or name) in place[-1:]]
+    return any(_is_for_paths(field.annotation) for field in here)
+
+
+def _is_for_paths(annotation: Any) -> bool:
+    """Find ``Path`` inside ``Annotated[Path, ...] | None``."""
+    return annotation is Path or any(map(_is_for_paths, get_args(annotation)))
 
 
 def shown(value: object) -> str | None:

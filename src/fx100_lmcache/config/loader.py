@@ -1,15 +1,27 @@
 """From a YAML file to a `Config`, or to one `ConfigError` with everything that is wrong."""
 
+import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from fx100_lmcache.config.errors import ConfigError, Place, Problem, problems_of, shown
+from fx100_lmcache.config.errors import (
+    ConfigError,
+    Place,
+    Problem,
+    dotted,
+    is_path,
+    problems_of,
+    shown,
+)
 from fx100_lmcache.config.model import Config
+from fx100_lmcache.config.variables import expand
 
+_TEXT = "tag:yaml.org,2002:str"
 MAX_FILE_BYTES = 1 << 20
 """No honest configuration comes near it; a device or a log given by mistake does."""
 
@@ -20,7 +32,8 @@ def load(path: str | Path) -> Config:
     Parameters
     ----------
     path
-        The YAML file. Relative paths inside it are relative to its directory.
+        The YAML file. Relative paths inside it are relative to its directory, and ``${NAME}`` in
+        a text value is a variable of the environment (see `variables`).
 
     Returns
     -------
@@ -36,14 +49,16 @@ def load(path: str | Path) -> Config:
     return parse(_read(file), file)
 
 
-def parse(text: str, file: Path) -> Config:
+def parse(text: str, file: Path, environment: Mapping[str, str] = os.environ) -> Config:
     """Check the `text` of the configuration file `file`; see `load`."""
     try:
-        node, data = _yaml(text)
+        node, data, unknown = _yaml(text, environment)
     except yaml.YAMLError as error:
         raise ConfigError(file, [_syntax_problem(error)]) from error
     except (RecursionError, ValueError) as error:
         raise ConfigError(file, [Problem("", None, f"cannot be read as YAML: {error}")]) from error
+    if unknown:
+        raise ConfigError(file, unknown)
     if data is None:
         allowed = "is empty: it needs at least volume.members"
         raise ConfigError(file, [Problem("", None, allowed)])
@@ -111,14 +126,51 @@ for _tag, _pattern, _first in (
 _Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^$"), [""])
 
 
-def _yaml(text: str) -> tuple[yaml.Node | None, Any]:
-    """Return the syntax tree, which knows the lines, and the data."""
+def _yaml(text: str, environment: Mapping[str, str]) -> tuple[yaml.Node | None, Any, list[Problem]]:
+    """Return the syntax tree, which knows the lines, the data, and what is wrong with variables."""
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
-        return node, None if node is None else loader.construct_document(node)
+        if node is None:
+            return None, None, []
+        problems = _expand_all(node, environment)
+        return node, loader.construct_document(node), problems
     finally:
         loader.dispose()
+
+
+def _expand_all(root: yaml.Node, environment: Mapping[str, str]) -> list[Problem]:
+    """Expand the variables in all text values; a value with an alias is visited once."""
+    problems: list[Problem] = []
+    seen: set[int] = set()
+    left: list[tuple[yaml.Node, Place]] = [(root, ())]
+    while left:
+        node, place = left.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            problems += [_in_name(key, place) for key, _ in node.value if _has_variable(key)]
+            pairs = [(value, (*place, str(key.value))) for key, value in node.value]
+            left += reversed(pairs)
+        elif isinstance(node, yaml.SequenceNode):
+            left += reversed([(item, (*place, at)) for at, item in enumerate(node.value)])
+        elif node.tag == _TEXT:
+            try:
+                node.value = expand(node.value, environment, in_path=is_path(Config, place))
+            except ValueError as error:
+                line = node.start_mark.line + 1
+                problems.append(Problem(dotted(place), shown(node.value), str(error), line))
+    return problems
+
+
+def _has_variable(key: yaml.Node) -> bool:
+    return isinstance(key, yaml.ScalarNode) and "${" in key.value
+
+
+def _in_name(key: yaml.Node, place: Place) -> Problem:
+    allowed = "is a name, and ${NAME} is for values only: write the name out"
+    return Problem(dotted((*place, key.value)), None, allowed, key.start_mark.line + 1)
 
 
 def _syntax_problem(error: yaml.YAMLError) -> Problem:

@@ -1,4 +1,8 @@
-"""The sections of the configuration file, and their rules across fields."""
+"""The sections of the configuration file, and their rules across fields.
+
+In the file, ``${NAME}`` in a text value stands for a variable of the environment; one that is not
+set, or empty, is an error (see :mod:`fx100_lmcache.config.variables`).
+"""
 
 import os
 from pathlib import Path
@@ -30,7 +34,9 @@ class MemberConfig(Section):
     """One stripe member: a file or block device by `path`, or a namespace by `nvme`."""
 
     path: Annotated[Path, PATH_FIELD] | None = Field(
-        default=None, description="File or block device; absolute, links are kept as written."
+        default=None,
+        description="File or block device: relative to the YAML file or absolute; ~ is the home "
+        "directory, links are kept as written.",
     )
     nvme: NvmeNamespace | None = Field(
         default=None, description="NVMe namespace, resolved to its device node at every open."
@@ -78,10 +84,13 @@ class VolumeConfig(Section):
         validation_alias="inode",
         description="Bytes of an inode; 1KiB names 32 pieces and leaves room for metadata.",
     )
-    bytes_per_inode: Annotated[int, size_field(BLOCK_BYTES, GIB)] = Field(
-        default=256 * KIB,
-        description="One inode per so many bytes of a member; 256KiB costs 0.4 % and lets many "
-        "small objects share the volume with full chunks.",
+    bytes_per_inode: Annotated[int, size_field(BLOCK_BYTES, GIB)] | None = Field(
+        default=None,
+        description="One inode, so at most one object, per so many bytes of a member. Default: "
+        "object / 64, but at most 256KiB, and at least 64 inodes' size. That is 124KiB for the "
+        "default object and costs 0.8 % of the volume (64KiB: 1.6 %, 32KiB: 3.1 %); all inodes "
+        "are read when the volume is opened. Objects of this mean size or more use all the "
+        "space; with smaller ones inodes run out first, and `fx100 status` says so.",
     )
 
     @model_validator(mode="after")
@@ -163,6 +172,13 @@ class IoConfig(Section):
 class DeadlineConfig(Section):
     """How long anything may take. Lookups have no deadline: they never touch a device."""
 
+    start_s: Annotated[float, duration_field(0, 600)] = Field(
+        default=0.0,
+        validation_alias="start",
+        description="Seconds that a server or worker waits at its start for members that are not "
+        "there yet, connecting them meanwhile (`nvme.reconnect`); then it fails as without. vLLM "
+        "gives its workers 600 s to get ready.",
+    )
     load_s: Annotated[float, duration_field(0.01, 300)] = Field(
         default=10.0,
         validation_alias="load",
@@ -345,3 +361,13 @@ class Config(Section):
                 format_size(self.io.max_write_bytes),
             )
         return self
+
+
+def subsystems_named(config: Config) -> frozenset[str]:
+    """Return the NQNs of the subsystems that a configuration connects or takes members from."""
+    connected = config.nvme.subsystems if config.nvme else ()
+    members = (member.nvme for member in config.volume.members)
+    return frozenset(
+        {each.subsystem_nqn for each in connected}
+        | {each.subsystem_nqn for each in members if each and each.subsystem_nqn}
+    )

@@ -7,6 +7,7 @@ sentence that says what is allowed; `fx100_lmcache.config.errors` adds the place
 import math
 import os
 import re
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -23,6 +24,9 @@ SIZE_UNITS = {
 DURATION_UNITS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60)}
 BLOCK_BYTES = 4096
 """Largest logical block size of the devices in scope; sizes of I/O are multiples of it."""
+
+MAX_PATH_BYTES = 4096
+"""Linux takes no longer path in one call."""
 
 _NUMBER_WITH_UNIT = re.compile(
     r"(?P<number>(?:0|[1-9][0-9]{0,19})(?:\.[0-9]{1,9})?) ?(?P<unit>[A-Za-z]*)"
@@ -127,11 +131,15 @@ def size_field(
 
 
 def duration_field(low_s: float, high_s: float, whole: bool = False) -> BeforeValidator:
-    """Accept a duration from `low_s` to `high_s` seconds; `whole` asks for whole seconds."""
+    """Accept a duration from `low_s` to `high_s` seconds; `whole` asks for whole seconds.
+
+    Only where `low_s` is 0 may it be nothing.
+    """
     allowed = f"must be {'whole seconds' if whole else 'a duration'} from {low_s:g}s to {high_s:g}s"
 
     def check(value: object) -> float | int:
-        seconds = parse_duration(value)
+        nothing = low_s == 0 and not isinstance(value, bool) and value in (0, "0", "0s")
+        seconds = 0.0 if nothing else parse_duration(value)
         if not low_s <= seconds <= high_s or (whole and not seconds.is_integer()):
             raise ValueError(allowed)
         return int(seconds) if whole else seconds
@@ -209,6 +217,15 @@ def _path(value: object, info: ValidationInfo) -> Path:
     """Expand ``~`` and make a path absolute; links are kept, they are names that last."""
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise ValueError("must be a path")
+    try:
+        too_long = len(os.fsencode(value)) >= MAX_PATH_BYTES
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"must be a path: file names here are {sys.getfilesystemencoding()}, which has no such "
+            "characters (LC_ALL=C.UTF-8 has)"
+        ) from None
+    if too_long:
+        raise ValueError(f"must be a path: shorter than {MAX_PATH_BYTES} bytes")
     expanded = os.path.expanduser(value)  # noqa: PTH111 - Path.expanduser raises without a home
     if expanded.startswith("~"):
         raise ValueError("must be a path: there is no such user's home directory")

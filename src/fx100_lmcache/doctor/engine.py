@@ -6,7 +6,7 @@ import importlib.util
 
 from fx100_lmcache.config import Config
 from fx100_lmcache.doctor.findings import ok, warning
-from fx100_lmcache.engine.native import native_available
+from fx100_lmcache.engine.native_lane import native_available
 from fx100_lmcache.nvmf.check import Finding
 
 EXTENSION = "fx100_lmcache.engine._native"

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from fx100_lmcache.doctor.documents import Document, EngineSettings
 from fx100_lmcache.doctor.findings import note, ok, problem, warning
 from fx100_lmcache.errors import FX100Error
-from fx100_lmcache.lmcache.inprocess_guard import (
+from fx100_lmcache.lmcache.inprocess.checks import (
     STABLE_HASH,
     Host,
     check_hash,

@@ -5,13 +5,14 @@ In a process of its own, because importing LMCache takes seconds, prints, and ch
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import json
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from fx100_lmcache.child import TooMuchOutputError, run_child
 from fx100_lmcache.doctor.documents import Document
 from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question, ok, problem
 from fx100_lmcache.doctor.import_probe import MARK
@@ -93,21 +94,19 @@ def try_imports(wanted: Sequence[Target]) -> list[Outcome]:
     arguments = [part for t in wanted for part in (t.module_path, t.class_name, t.base)]
     command = [sys.executable, "-P", "-m", "fx100_lmcache.doctor.import_probe", *arguments]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
+        done = asyncio.run(run_child(command, TIMEOUT_S))
+    except TimeoutError:
         return [Outcome("import failed", f"not done after {TIMEOUT_S:g} s")] * len(wanted)
-    for line in done.stdout.splitlines():
+    except (TooMuchOutputError, OSError) as error:
+        return [Outcome("import failed", f"{sys.executable}: {error}")] * len(wanted)
+    for line in done.stdout.decode(errors="replace").splitlines():
         if line.startswith(MARK):
             return [
                 Outcome(each["outcome"], each["detail"], tuple(each["names"]))
                 for each in json.loads(line.removeprefix(MARK))
             ]
-    last = done.stderr.strip().splitlines()[-1:] or ["no output"]
-    return [Outcome("import failed", f"Python ended with {done.returncode}: {last[0]}")] * len(
-        wanted
-    )
+    last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
+    return [Outcome("import failed", f"Python ended with {done.code}: {last[0]}")] * len(wanted)
 
 
 def check_loading(wanted: Sequence[Target], outcomes: Sequence[Outcome]) -> Iterator[Finding]:

@@ -1,34 +1,13 @@
-"""Controllers and namespaces of this volume, of all that the host has; lost paths."""
+"""Whether lost paths come back."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from fx100_lmcache.config.nvme import NvmeConfig
 from fx100_lmcache.doctor.findings import note, ok, warning
 from fx100_lmcache.nvmf.check import Finding
 from fx100_lmcache.nvmf.preflight import Obstacle
-from fx100_lmcache.nvmf.snapshot import Snapshot
-
-
-def relevant(snapshot: Snapshot, devices: Collection[str], nqns: Collection[str]) -> Snapshot:
-    """Leave out the subsystems that this volume has nothing on.
-
-    Parameters
-    ----------
-    devices : collection of str
-        Device nodes of the members, without symbolic links.
-    nqns : collection of str
-        Subsystems that the configuration names.
-    """
-    return Snapshot(
-        tuple(
-            subsystem
-            for subsystem in snapshot.subsystems
-            if subsystem.nqn in nqns
-            or any(namespace.device in devices for namespace in subsystem.namespaces)
-        )
-    )
 
 
 def check_reconnect(nvme: NvmeConfig, obstacles: Sequence[Obstacle]) -> Finding:

@@ -19,18 +19,18 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from fx100_lmcache.access import open_members
-from fx100_lmcache.aligned import address_of, aligned_buffer
-from fx100_lmcache.claim import decided_by_locks, newest_claim, read_claims
+from fx100_lmcache.buffers import address_of, aligned_buffer
 from fx100_lmcache.config import Config
 from fx100_lmcache.doctor.findings import note, ok, problem, warning
 from fx100_lmcache.errors import ClaimError, FX100Error
-from fx100_lmcache.geometry import CLAIM_BYTES, Geometry, round_up
-from fx100_lmcache.machine import this_machine
 from fx100_lmcache.members.base import Member, read_whole
 from fx100_lmcache.members.device import DeviceMember
 from fx100_lmcache.nvmf.check import Finding
-from fx100_lmcache.volume import Volume, assemble
+from fx100_lmcache.ondisk.geometry import CLAIM_BYTES, Geometry, round_up
+from fx100_lmcache.volume.claim import decided_by_locks, newest_claim, read_claims
+from fx100_lmcache.volume.machine import this_machine
+from fx100_lmcache.volume.opening import open_members
+from fx100_lmcache.volume.volume import Volume, assemble
 
 _NOT_PROVEN = "it may still fail when the server writes for the first time"
 

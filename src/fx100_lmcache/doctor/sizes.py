@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from fx100_lmcache.config import Config
 from fx100_lmcache.doctor.documents import EngineSettings
 from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question, note, ok, problem, warning
-from fx100_lmcache.geometry import round_up
 from fx100_lmcache.nvmf.check import Finding
+from fx100_lmcache.ondisk.geometry import BLOCK_BYTES, round_up
 
 GIB = 1 << 30
 ALLOCATION_BYTES = 4096
@@ -24,6 +24,7 @@ def check_sizes(
     question: Question,
     engine: EngineSettings | None,
     capacity_bytes: int | None,
+    inode_slots: int | None = None,
 ) -> Iterator[Finding]:
     """Judge the memory that loads go through, and the volume, against one whole session.
 
@@ -33,6 +34,8 @@ def check_sizes(
         LMCache's settings inside vLLM, where known.
     capacity_bytes : int or None
         Of the volume's data blocks, where known.
+    inode_slots : int or None
+        Of the volume, where known.
     """
     tokens, token_bytes = question.model_tokens, question.kv_bytes_per_token
     if tokens is None or token_bytes is None:
@@ -54,6 +57,8 @@ def check_sizes(
     yield from _chunk(config, chunk_bytes)
     if capacity_bytes is not None:
         yield _capacity(config, capacity_bytes, session_bytes)
+        if inode_slots is not None:
+            yield _inodes(chunk_bytes, capacity_bytes, inode_slots)
 
 
 def _gib(size_bytes: float) -> str:
@@ -133,4 +138,18 @@ def _capacity(config: Config, capacity_bytes: int, session_bytes: int) -> Findin
         f"the volume holds {_gib(usable)}, a session takes {_gib(session_bytes)}",
         "the start of a session is evicted before its end is written",
         "give the volume more or larger members, then: fx100 format CONFIG",
+    )
+
+
+def _inodes(chunk_bytes: int, capacity_bytes: int, inode_slots: int) -> Finding:
+    share = round_up(chunk_bytes, BLOCK_BYTES) * inode_slots / capacity_bytes
+    if share >= 1:
+        return ok("inodes", f"{inode_slots:,} are enough for chunks of {chunk_bytes} bytes")
+    return warning(
+        "inodes",
+        f"{inode_slots:,} chunks of {chunk_bytes} bytes use all inodes, but {share:.0%} of the "
+        "space",
+        "each object takes an inode, so the oldest are evicted while space is free",
+        f"set volume.object: {chunk_bytes}, leave volume.bytes_per_inode out, then: "
+        "fx100 format CONFIG",
     )

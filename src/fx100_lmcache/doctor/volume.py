@@ -10,8 +10,8 @@ from fx100_lmcache.doctor.findings import MP, Question, note, ok, problem
 from fx100_lmcache.nvmf.check import Finding, Severity
 
 if TYPE_CHECKING:  # the command line imports this package
-    from fx100_lmcache.cli.inspect import Report, ShardReport
-    from fx100_lmcache.cli.problems import Problem
+    from fx100_lmcache.admin.advice import Problem
+    from fx100_lmcache.admin.inspect import Report, ShardReport
 
 
 def check_volume(report: Report) -> Iterator[Finding]:

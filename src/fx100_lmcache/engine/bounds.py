@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fx100_lmcache.engine.base import ReadBatch, Transfer
-from fx100_lmcache.geometry import round_up
+from fx100_lmcache.engine.jobs import ReadBatch, Transfer
 from fx100_lmcache.members.base import Member
+from fx100_lmcache.ondisk.geometry import round_up
 
 I64 = npt.NDArray[np.int64]
 

@@ -40,16 +40,17 @@ class Defects:
 
     def caught(self, what: str, cause: BaseException) -> bool:
         """Count and log an exception; return whether it is to be kept from the caller."""
-        self._add()
+        self.add()
         log.error(what, exc_info=cause)
         return True
 
     def refused(self, reason: str) -> None:
         """Note a transfer that would leave its buffer or its member."""
-        self._add()
+        self.add()
         self._refusals.note(reason)
 
-    def _add(self) -> None:
+    def add(self) -> None:
+        """Count one that was logged elsewhere."""
         with self._lock:
             self.count += 1
 

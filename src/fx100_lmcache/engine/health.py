@@ -5,6 +5,9 @@ failed, or one that was stuck did. Neither is promised by lookups nor chosen for
 that reads the member's label ends *down*, and the return of all that was stuck ends *suspect*. What
 does not return keeps threads and the budget of bytes in flight: a member that answers the probe
 nevertheless gets others, and a health of their own (see ``LaneEngine.probe``).
+
+A write without space does not count among the errors in a row: it comes from storage that is out of
+space, which reads as well as ever, or from a device that is gone. The label tells the two apart.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ class MemberHealth:
     stuck: int = 0
     errors: int = 0
     last_error: str = ""
+    doubted: bool = False
+    """A write found no space, and the label was not looked at since."""
     _row: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -52,6 +57,13 @@ class MemberHealth:
             self.last_error = str(error)
             return self._row == 1
 
+    def note_no_space(self, error: OSError) -> None:
+        """Record a write that found no space; the next probe decides what that means."""
+        with self._lock:
+            self.errors += 1
+            self.last_error = str(error)
+            self.doubted = True
+
     def note_stuck(self) -> None:
         """Record a transfer that the kernel kept past its deadline."""
         with self._lock:
@@ -68,4 +80,5 @@ class MemberHealth:
     def note_probe(self, works: bool) -> None:
         """Record the outcome of reading the label: it alone ends *down*."""
         with self._lock:
+            self.doubted = False
             self._row = 0 if works else ERRORS_IN_A_ROW

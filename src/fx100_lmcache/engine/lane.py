@@ -16,9 +16,9 @@ from typing import Protocol
 
 import xxhash
 
-from fx100_lmcache.engine.base import Status, Transfer
-from fx100_lmcache.geometry import round_up
+from fx100_lmcache.engine.jobs import Status, Transfer
 from fx100_lmcache.members.base import Member
+from fx100_lmcache.ondisk.geometry import round_up
 
 Finish = Callable[[Transfer, Status, int, "Exception | None"], None]
 """Told the fate of a transfer, its checksum, and what went wrong. Never raises."""

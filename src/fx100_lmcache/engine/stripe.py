@@ -6,8 +6,8 @@ import logging
 import threading
 from collections.abc import Callable
 
-from fx100_lmcache.engine.base import MemberState
-from fx100_lmcache.engine.slot import MemberSlot
+from fx100_lmcache.engine.jobs import MemberState
+from fx100_lmcache.engine.member_slot import MemberSlot
 from fx100_lmcache.members.base import Member
 
 log = logging.getLogger(__name__)
@@ -47,17 +47,21 @@ class Stripe:
     def probe(self, index: int, look: Probe) -> None:
         """Look whether a member that is not up works again, perhaps under another name.
 
-        One that does not come into use, for want of threads or memory too, is looked at again
-        with the next call.
+        Also whether one whose write found no space is there at all. One that does not come into
+        use, for want of threads or memory too, is looked at again with the next call.
         """
         self._let_go_of_retired()
         slot = self.slots[index]
-        if slot.health.usable:
+        if slot.health.usable and not slot.health.doubted:
             return
         before = slot.health.state
         found = look(index, slot.member)
         if found is None:
             slot.health.note_probe(works=False)
+            if before == "up":
+                log.error(
+                    "%s: gone: a write found no space, nor a read the label", slot.member.name
+                )
             return
         same = found is slot.member
         if same and not slot.health.stuck:
@@ -66,9 +70,9 @@ class Stripe:
             if not same:
                 found.close()
             return
-        if same:
+        if same and before != "up":
             log.warning("%s: up again (was %s)", found.name, before)
-        else:
+        elif not same:
             log.warning("%s: back as %s", slot.member.name, found.name)
 
     def _replace(self, slot: MemberSlot, found: Member) -> bool:

@@ -13,8 +13,8 @@ from lmcache.v1.distributed.api import MemoryLayoutDesc
 from lmcache.v1.distributed.internal_api import L1MemoryDesc
 from lmcache.v1.memory_management import MemoryObj
 
-from fx100_lmcache.engine.base import IoBuffer
-from fx100_lmcache.identity import ChunkMeta, Layout, Scope
+from fx100_lmcache.buffers import IoBuffer
+from fx100_lmcache.ondisk.chunk_meta import ChunkMeta, Layout, Scope
 
 log = logging.getLogger(__name__)
 

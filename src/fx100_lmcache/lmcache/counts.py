@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections.abc import Iterable
+
+from fx100_lmcache.counters import Tally
 
 
 class Counts:
-    """Named counters. Thread-safe."""
+    """Named counters. Thread-safe.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    known : iterable of str
+        Names of all of them: a table of :mod:`fx100_lmcache.counters`.
+    """
+
+    def __init__(self, known: Iterable[str]) -> None:
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
+        self._counts = Tally(known)
 
     def add(self, name: str, number: int = 1) -> None:
         """Count."""

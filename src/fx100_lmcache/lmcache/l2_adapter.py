@@ -9,21 +9,21 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-import numpy as np
 from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.api import KeyListPage, MemoryLayoutDesc, ObjectKey
 from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2AdapterListener, L2StoreResult
-from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
+from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
 from lmcache.v1.memory_management import MemoryObj
 
 from fx100_lmcache import config as settings
 from fx100_lmcache.burst_log import BurstLog
+from fx100_lmcache.counters import ADAPTER, defects_in
 from fx100_lmcache.errors import FX100Error
-from fx100_lmcache.identity import DIGEST_BYTES
 from fx100_lmcache.lmcache.buffers import (
     accepts,
     all_are_copied,
@@ -32,26 +32,33 @@ from fx100_lmcache.lmcache.buffers import (
     packed_meta,
 )
 from fx100_lmcache.lmcache.counts import Counts
-from fx100_lmcache.lmcache.events import EventThread
-from fx100_lmcache.lmcache.keys import KeyTranslator
-from fx100_lmcache.lmcache.listing import list_keys
-from fx100_lmcache.lmcache.replay import Replays
-from fx100_lmcache.lmcache.results import Results
-from fx100_lmcache.lmcache.stuck import StuckWatch, terminate_process
-from fx100_lmcache.lmcache.tasks import (
+from fx100_lmcache.lmcache.defects import Defects
+from fx100_lmcache.lmcache.events import EventThread, Handler
+from fx100_lmcache.lmcache.mp.keys import KeyTranslator
+from fx100_lmcache.lmcache.mp.listeners import PatientListener
+from fx100_lmcache.lmcache.mp.listing import check_page, list_keys
+from fx100_lmcache.lmcache.mp.replay import Replays
+from fx100_lmcache.lmcache.mp.results import Results
+from fx100_lmcache.lmcache.mp.stuck import StuckWatch, terminate_process
+from fx100_lmcache.lmcache.mp.tasks import (
     Deleted,
     Evicted,
     LoadDone,
     LoadTask,
     PutDone,
     StoreTask,
-    load_items,
-    sized_objects,
+    listed,
+    plan_load,
+    size_objects,
+    stored_now,
 )
+from fx100_lmcache.lmcache.mp.usage import scarce_usage
 from fx100_lmcache.lmcache.versions import LMCACHE, version_warnings
 from fx100_lmcache.metrics import publish
 from fx100_lmcache.mount import Mounted, mount
+from fx100_lmcache.ondisk.chunk_meta import DIGEST_BYTES
 from fx100_lmcache.store import LoadResult, PutItem, PutResult
+from fx100_lmcache.volume.arrival import wait_for_members
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +67,9 @@ SETTLE_S = 5.0
 
 FAREWELL_S = 0.5
 """How long ``close`` waits for the event thread, after the store's own deadline."""
+
+AFTER_S = 1.0
+"""So long after its deadline a put whose call failed is surely over."""
 
 
 class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
@@ -92,42 +102,53 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
     ) -> None:
         for warning in version_warnings([LMCACHE]):
             log.warning(warning)
-        self._mounted = mounted or mount(settings.load(_config_path(adapter_params)))
-        try:
-            self._build(l1_memory_desc, terminate)
-        except BaseException:
-            self._mounted.close()
-            raise
+        self._mounted = mounted or _mount_when_there(_config_path(adapter_params))
+        with ExitStack() as undo:
+            undo.callback(self._mounted.close)
+            self._build(l1_memory_desc, terminate, undo)
+            undo.pop_all()
 
-    def _build(self, l1_memory_desc: L1MemoryDesc | None, terminate: Callable[[], None]) -> None:
+    def _build(
+        self, l1_memory_desc: L1MemoryDesc | None, terminate: Callable[[], None], undo: ExitStack
+    ) -> None:
         store, config = self._mounted.store, self._mounted.config
         super().__init__(max_capacity_bytes=store.capacity_bytes)
         self._store = store
-        self._counts = Counts()
+        self._counts = Counts(ADAPTER)
+        self._defects = Defects(self._counts)
         self._keys = KeyTranslator(config.identity, store.meta, self._counts)
         self._failed_stores = BurstLog(log, "store tasks failed")
         self._tasks = itertools.count()
         self._closed = False
         self._close_lock = threading.Lock()
-        self._stores: Results[L2StoreResult] = Results()
-        self._lookups: Results[Bitmap] = Results()
-        self._loads: Results[Bitmap] = Results()
-        self._replays = Replays(store, self._keys, self._counts)
-        handlers: dict[type, Callable[[list[Any]], None]] = {
-            PutDone: self._puts_done,
-            LoadDone: self._loads_done,
-            Deleted: self._deletions_done,
-            Evicted: self._evictions_done,
+        self._make_results(undo)
+        self._replays = Replays(store, self._keys, self._defects)
+        handlers = {
+            PutDone: Handler(self._tell_stored, self._put_done),
+            LoadDone: Handler(self._tell_accessed, self._load_done),
+            Deleted: Handler(self._tell_deleted),
+            Evicted: Handler(self._tell_evicted),
         }
-        self._events = EventThread(handlers, self._replays.step, self._counts)
+        self._events = EventThread(handlers, self._replays.step, self._defects)
         self._watch = StuckWatch(config.deadlines.stuck_io_s, self._stuck_members, terminate)
         self._seed_usage()
         block = max(m.logical_block_bytes for m in self._mounted.volume.members)
         self._bounces = all_are_copied(l1_memory_desc, block)
         store.on_evicted(lambda entries: self._events.post(Evicted(entries)))
         self._events.start()
+        undo.callback(self._events.close, FAREWELL_S)
         self._watch.start()
-        self._metrics = publish(self.report_status, config.metrics, role="mp")
+        undo.callback(self._watch.close)
+        volume = self._mounted.volume.label.volume
+        self._metrics = publish(self.report_status, config.metrics, role="mp", volume=str(volume))
+
+    def _make_results(self, undo: ExitStack) -> None:
+        self._stores: Results[L2StoreResult] = Results(self._defects)
+        undo.callback(self._stores.close)
+        self._lookups: Results[Bitmap] = Results(self._defects)
+        undo.callback(self._lookups.close)
+        self._loads: Results[Bitmap] = Results(self._defects)
+        undo.callback(self._loads.close)
 
     def _seed_usage(self) -> None:
         for meta, length in self._store.bytes_by_meta().items():
@@ -136,6 +157,10 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 self._total_bytes_used += length
                 salts = self._bytes_by_cache_salt
                 salts[key.cache_salt] = salts.get(key.cache_salt, 0) + length
+
+    def get_usage(self) -> AdapterUsage:
+        """Return the usage that LMCache's evictor goes by: its fraction is of what is scarce."""
+        return scarce_usage(super().get_usage(), self._store.used_share)
 
     def get_store_event_fd(self) -> int:
         """Return the descriptor that says that store tasks are done."""
@@ -151,21 +176,23 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
         """Store objects; the task succeeds if all of them are stored or were there."""
-        task = StoreTask(next(self._tasks), list(keys), list(objects), len(keys))
-        try:
-            items = self._put_items(task)
-        except Exception as problem:
-            self._counts.add("store_tasks_refused")
-            log.exception("store task of %d objects refused", len(keys))
-            task.reasons[str(problem)] += 1
-            items, task.left = [], 0
+        task = StoreTask(next(self._tasks), listed(keys), listed(objects))
+        items = None
+        with self._defects.caught("store_tasks_refused", f"a store of {len(task.keys)} objects"):
+            items = self._put_items(task, keys, objects)
+        if items is None:
+            task.reasons["refused"] += 1
         if not items:
             self._finish_store(task)
+            return task.number
+        task.waiting.update(range(len(items)))
         for place, item in enumerate(items):
             self._put(task, place, item)
         return task.number
 
-    def _put_items(self, task: StoreTask) -> list[PutItem | None]:
+    def _put_items(self, task: StoreTask, *given: Any) -> list[PutItem | None]:
+        if not all(isinstance(each, Sequence) for each in given):
+            raise TypeError("keys and objects must be lists")
         items: list[PutItem | None] = []
         digests = self._keys.digests(task.keys)
         for key, digest, obj in zip(task.keys, digests, task.objects, strict=True):
@@ -185,34 +212,33 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         elif self._closed:
             done([PutResult(False, reason="closing")])
         else:
-            try:
+            with self._defects.caught("store_errors", "a put failed"):
                 self._store.put([item], done)
-            except Exception:
-                log.exception("put failed")
-                done([PutResult(False, reason="internal error")])
+                return
+            # it may be on its way, and its bytes are hashed only as they are written: LMCache must
+            # not have them back before the store publishes it no more
+            failed = PutDone(task, place, PutResult(False, reason="internal error"))
+            self._events.post(failed, delay_s=self._store.options.store_s + AFTER_S)
 
-    def _puts_done(self, events: list[PutDone]) -> None:
-        new = [e for e in events if e.result.stored and e.result.written]
-        keys = [e.task.keys[e.place] for e in new]
+    def _tell_stored(self, events: list[PutDone]) -> None:
+        new = stored_now(events)
+        keys = [key for key, _ in new]
         if keys:
-            self._tell(self._notify_keys_stored, keys, [e.result.written for e in new])
+            self._tell(self._notify_keys_stored, keys, [size for _, size in new])
             self._replays.note_used(keys)
-        for event in events:
-            task = event.task
-            task.left -= 1
-            task.written += event.result.written
-            if not event.result.stored:
-                task.reasons[event.result.reason] += 1
-            if task.left == 0:
-                self._finish_store(task)
+
+    def _put_done(self, event: PutDone) -> None:
+        if event.task.settle(event.place, event.result):
+            self._finish_store(event.task)
 
     def _finish_store(self, task: StoreTask) -> None:
-        if task.reasons:
-            self._counts.add("store_tasks_failed")
-            self._failed_stores.note(", ".join(sorted(task.reasons)))
-        else:
-            self._counts.add("store_tasks_done")
         task.objects.clear()
+        with self._defects.caught("event_errors", "a store task was not counted"):
+            if task.reasons:
+                self._counts.add("store_tasks_failed")
+                self._failed_stores.note(", ".join(sorted(task.reasons)))
+            else:
+                self._counts.add("store_tasks_done")
         self._stores.publish(task.number, L2StoreResult(not task.reasons, task.written))
 
     def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
@@ -223,18 +249,28 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
     ) -> int:
         """Look keys up in memory and pin those that are there; done when it returns."""
-        task, bitmap = next(self._tasks), Bitmap(len(keys))
-        try:
+        task = next(self._tasks)
+        self._lookups.publish(task, self._looked_up(listed(keys), group_layout_descs))
+        return task
+
+    def _looked_up(
+        self, keys: list[ObjectKey], descs: dict[int, MemoryLayoutDesc] | None
+    ) -> Bitmap:
+        bitmap = self._bitmap(len(keys))
+        hits: Sequence[bool] = ()
+        with self._defects.caught("lookup_errors", f"a lookup of {len(keys)} keys failed"):
             if not self._closed:
                 digests = self._keys.digests(keys)
-                accept = accepts(group_layout_descs)
-                hits = self._store.lookup(digests, pin=True, accept=accept)
-                bitmap.batched_set(np.flatnonzero(hits).tolist())
-        except Exception:
-            self._counts.add("lookup_errors")
-            log.exception("lookup of %d keys failed", len(keys))
-        self._lookups.publish(task, bitmap)
-        return task
+                hits = self._store.lookup(digests, pin=True, accept=accepts(descs)).tolist()
+                bitmap.batched_set([place for place, hit in enumerate(hits) if hit])
+            return bitmap
+        self.submit_unlock([key for key, hit in zip(keys, hits, strict=False) if hit])
+        return self._bitmap(len(keys))
+
+    def _bitmap(self, size: int) -> Bitmap:
+        with self._defects.caught("call_errors", "no memory for a bitmap; trying again"):
+            return Bitmap(size)
+        return Bitmap(size)
 
     def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
         """Return the bitmap of a lookup, once."""
@@ -242,46 +278,58 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
         """Give one pin back for each key."""
-        try:
-            self._store.unpin(self._keys.digests(keys))
-        except Exception:  # they end by themselves, see `deadlines.pin_ttl`
-            self._counts.add("unlock_errors")
-            log.exception("unlock of %d keys failed", len(keys))
+        names = listed(keys)
+        for _ in range(2):  # LMCache does not try again; and they end, see `deadlines.pin_ttl`
+            with self._defects.caught("unlock_errors", f"an unlock of {len(names)} keys failed"):
+                self._store.unpin(self._keys.digests(names))
+                return
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
         """Load objects straight into LMCache's buffers."""
-        task = LoadTask(next(self._tasks), list(keys), list(objects))
-        try:
-            digests = self._keys.digests(task.keys)
-            items = [] if self._closed else load_items(task, digests, self._counts)
-            self._watch.begin(task.number)
-            self._store.load(items, partial(self._load_done, task), hold=True)
-        except Exception:
-            self._counts.add("load_errors")
-            log.exception("load of %d objects failed", len(keys))
-            self._load_done(task, [])
+        names = listed(keys)
+        task = LoadTask(next(self._tasks), names, listed(objects), self._bitmap(len(names)))
+        with self._defects.caught("load_errors", f"a load of {len(names)} objects failed"):
+            if not self._closed:
+                self._watch.begin(task.number)
+                plan_load(task, self._keys.digests(names), self._defects)
+        if not task.parts:
+            self._end_load(task)
+        for part in range(len(task.parts)):
+            self._load(task, part)
         return task.number
 
-    def _load_done(self, task: LoadTask, results: list[LoadResult]) -> None:
-        self._watch.end(task.number)
-        self._events.post(LoadDone(task, results))
+    def _load(self, task: LoadTask, part: int) -> None:
+        """Ask the store for a part of a task; the task waits until it has come back."""
 
-    def _loads_done(self, events: list[LoadDone]) -> None:
+        def done(results: list[LoadResult]) -> None:
+            if task.come_back(part, results):
+                self._end_load(task)
+
+        items = task.parts[part]
+        with self._defects.caught("load_errors", f"a load of {len(items)} objects failed"):
+            self._store.load(items, done, hold=True)
+            return
+        done([])  # it raises before anything of this part is begun, or not at all
+
+    def _end_load(self, task: LoadTask) -> None:
+        """Have a task reported: nothing of it is out."""
+        self._watch.end(task.number)
+        self._events.post(LoadDone(task))
+
+    def _tell_accessed(self, events: list[LoadDone]) -> None:
         for event in events:
-            task, bitmap = event.task, Bitmap(len(event.task.keys))
-            try:
-                loaded = sized_objects(task, event.results)
-            except Exception:  # an object of LMCache's; without a result its request would hang
-                self._counts.add("load_errors")
-                log.exception("load of %d objects is reported as a miss", len(task.keys))
-                loaded = []
-            bitmap.batched_set(loaded)
-            if loaded:
-                keys = [task.keys[place] for place in loaded]
+            keys = [event.task.keys[place] for place, _ in event.task.loaded()]
+            if keys:
                 self._tell(self._notify_keys_accessed, keys)
                 self._replays.note_used(keys)
+
+    def _load_done(self, event: LoadDone) -> None:
+        task = event.task
+        try:
+            size_objects(task, self._defects)
             task.objects.clear()
-            self._loads.publish(task.number, bitmap)
+        finally:
+            self._loads.publish(task.number, task.bitmap)
 
     def query_load_result(self, task_id: int) -> Bitmap | None:
         """Return the bitmap of a load, once."""
@@ -289,48 +337,46 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def delete(self, keys: list[ObjectKey]) -> None:
         """Delete keys that nobody has locked; listeners have heard of it on return."""
-
-        def gone(removed: list[tuple[bytes, int]]) -> None:
-            told = [by_digest[digest] for digest, _ in removed]
-            self._events.post(Deleted(told, [length for _, length in removed]))
-
-        try:
-            digests = self._keys.digests(keys)
-            by_digest = dict(zip(digests, keys, strict=True))
-            self._store.remove(digests, tell=gone)
+        with self._defects.caught("delete_errors", "a deletion failed"):
+            names = listed(keys)
+            digests = self._keys.digests(names)
+            by_digest = dict(zip(digests, names, strict=True))
+            tell = partial(self._post_deleted, by_digest)
+            self._store.remove(digests, tell=tell)
             self._events.settle(SETTLE_S)
-        except Exception:
-            self._counts.add("delete_errors")
-            log.exception("deletion of %d keys failed", len(keys))
 
-    def _deletions_done(self, events: list[Deleted]) -> None:
-        keys = [key for event in events for key in event.keys]
-        sizes = [size for event in events for size in event.sizes]
-        if keys:
-            self._tell(self._notify_keys_deleted, keys, sizes)
+    def _post_deleted(self, keys: dict[bytes, ObjectKey], removed: list[tuple[bytes, int]]) -> None:
+        self._events.post(Deleted(keys, removed))
 
-    def _evictions_done(self, events: list[Evicted]) -> None:
+    def _tell_deleted(self, events: list[Deleted]) -> None:
+        gone = [(e.keys[digest], size) for e in events for digest, size in e.removed]
+        if gone:
+            self._tell(self._notify_keys_deleted, [k for k, _ in gone], [n for _, n in gone])
+
+    def _tell_evicted(self, events: list[Evicted]) -> None:
         told = [
             (self._keys.key_of(digest, meta), length)
             for event in events
             for digest, length, meta in event.entries
         ]
-        known = [(key, length) for key, length in told if key is not None]
-        self._deletions_done([Deleted([k for k, _ in known], [n for _, n in known])])
+        gone = [(key, length) for key, length in told if key is not None]
+        if gone:
+            self._tell(self._notify_keys_deleted, [k for k, _ in gone], [n for _, n in gone])
 
     def _tell(self, notify: Callable[..., None], *what: list[Any]) -> None:
-        """Notify listeners; what they raise must not lose a result."""
-        try:
+        """Notify listeners, which are patient, and LMCache's event bus, which may raise."""
+        with self._defects.caught("listener_errors", "LMCache's event bus failed"):
             notify(*what)
-        except Exception:
-            self._counts.add("listener_errors")
-            log.exception("a listener of LMCache failed")
 
     def register_listener(self, listener: L2AdapterListener) -> None:
         """Add a listener and tell it, in the background, of everything that is there."""
-        super().register_listener(listener)
-        if self._replays.add(listener):
-            self._events.wake()
+        with self._defects.caught("listener_errors", "a listener could not be added"):
+            if not isinstance(listener, L2AdapterListener):
+                raise TypeError(f"a {type(listener).__name__} is no listener")
+            patient = PatientListener(listener, self._defects)
+            super().register_listener(patient)
+            if self._replays.add(patient):
+                self._events.wake()
 
     def list_l2_keys(
         self, model_name: str | None = None, page_size: int = 500, cursor: str | None = None
@@ -342,21 +388,22 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         ValueError
             If ``page_size`` is not positive or ``cursor`` is none of ours.
         """
-        return list_keys(self._store, self._keys, model_name, page_size, cursor)
+        check_page(page_size, cursor)
+        with self._defects.caught("call_errors", "keys could not be listed"):
+            if not self._closed:
+                return list_keys(self._store, self._keys, model_name, page_size, cursor)
+        return KeyListPage((), None)
 
     def _stuck_members(self) -> list[str]:
         return [member["name"] for member in self._store.status()["members"] if member["stuck"]]
 
     def report_status(self) -> dict[str, Any]:
         """Everything an operator may want to see, as plain values."""
-        status = self._store.status()
-        problems = list(status["problems"])
-        if self._watch.escalated:
-            problems.append("a load is stuck in the kernel; this process is about to end")
-        if self._closed:
-            problems.append("the adapter is closed")
-        elif not self._events.alive:
-            problems.append("the adapter's event thread has died: restart this server")
+        status: dict[str, Any] = {"problems": ["the store's status cannot be had; see the log"]}
+        with self._defects.caught("call_errors", "the store's status cannot be had"):
+            status = self._store.status()
+        counts = self._counts.snapshot()
+        problems = [*status["problems"], *self._own_problems(), *defects_in(counts)]
         return {
             **status,
             "is_healthy": not problems,
@@ -366,8 +413,18 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
             "loads_in_flight": self._watch.open_loads,
             "listeners_catching_up": self._replays.pending,
             "buffers_are_copied": self._bounces,
-            "adapter_counts": self._counts.snapshot(),
+            "adapter_counts": counts,
         }
+
+    def _own_problems(self) -> list[str]:
+        found = []
+        if self._watch.escalated:
+            found.append("a load is stuck in the kernel; this process is about to end")
+        if self._closed:
+            found.append("the adapter is closed")
+        elif not self._events.alive:
+            found.append("the adapter's event thread has died: restart this server")
+        return found
 
     def close(self) -> None:
         """Stop, within the configured deadline. May be called again."""
@@ -375,15 +432,26 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
             if self._closed:
                 return
             self._closed = True
-        self._watch.close()
+        for step in (
+            self._watch.close,
+            self._close_store,
+            partial(self._events.close, FAREWELL_S),
+            self._close_metrics,
+            self._stores.close,
+            self._lookups.close,
+            self._loads.close,
+        ):
+            with self._defects.caught("call_errors", "a part of the adapter was not closed"):
+                step()
+
+    def _close_store(self) -> None:
         left = self._mounted.close()
         if left:
             log.error("closed with %d transfers still in the kernel", left)
-        self._events.close(FAREWELL_S)
+
+    def _close_metrics(self) -> None:
         if self._metrics is not None:
             self._metrics.close()
-        for results in (self._stores, self._lookups, self._loads):
-            results.close()
 
 
 def _config_path(adapter_params: Mapping[str, Any]) -> str:
@@ -397,3 +465,9 @@ def _config_path(adapter_params: Mapping[str, Any]) -> str:
             + ". `fx100 l2-adapter CONFIG` prints the whole value of --l2-adapter"
         )
     return path
+
+
+def _mount_when_there(path: str) -> Mounted:
+    config = settings.load(path)
+    wait_for_members(config, config.deadlines.start_s)
+    return mount(config)

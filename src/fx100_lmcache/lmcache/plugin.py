@@ -28,14 +28,16 @@ from lmcache.utils import CacheEngineKey, LayerCacheEngineKey
 from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
-from fx100_lmcache.lmcache.inprocess_guard import saves_only_first_rank
-from fx100_lmcache.lmcache.inprocess_keys import NO_DIGEST, KeyNamer, difference
-from fx100_lmcache.lmcache.inprocess_layers import LayeredChunks
-from fx100_lmcache.lmcache.inprocess_loads import release
-from fx100_lmcache.lmcache.inprocess_puts import Offer, Told
-from fx100_lmcache.lmcache.inprocess_registry import attach, detach
-from fx100_lmcache.lmcache.inprocess_setup import prepare
-from fx100_lmcache.lmcache.inprocess_step import LayerLoadError, Step
+from fx100_lmcache.lmcache.defects import Defects
+from fx100_lmcache.lmcache.inprocess.checks import saves_only_first_rank
+from fx100_lmcache.lmcache.inprocess.forward_pass import LayerLoadError, Step
+from fx100_lmcache.lmcache.inprocess.keys import NO_DIGEST, KeyNamer, difference
+from fx100_lmcache.lmcache.inprocess.layers import LayeredChunks, unpinned_on_error
+from fx100_lmcache.lmcache.inprocess.loads import release
+from fx100_lmcache.lmcache.inprocess.puts import Offer, Told
+from fx100_lmcache.lmcache.inprocess.registry import attach, detach
+from fx100_lmcache.lmcache.inprocess.setup import prepare
+from fx100_lmcache.lmcache.mp.tasks import listed
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +57,9 @@ def _never_raises(fallback: T) -> Callable[[Method[P, T]], Method[P, T]]:
         def guarded(self: FX100StoragePlugin, /, *args: P.args, **kwargs: P.kwargs) -> T:
             if self._closed:
                 return fallback
-            try:
+            with self._defects.caught("call_errors", f"{method.__name__} failed"):
                 return method(self, *args, **kwargs)
-            except Exception:
-                self._opened.counts.add("call_errors")
-                log.exception("%s failed", method.__name__)
-                return fallback
+            return fallback
 
         return guarded
 
@@ -115,6 +114,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
 
     def _build(self) -> None:
         setup, metadata = self._setup, self.metadata
+        self._defects = Defects(self._opened.counts)
         self._store = self._opened.mounted.store
         self._puts = self._opened.puts
         self._loads = self._opened.loads
@@ -179,7 +179,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         """
         if self._layers.is_chunk(keys):
             return self._layers.promise(keys, pin)
-        return self._prefix(keys, pin)
+        return self._hits(self._keys.digests(keys), pin)
 
     async def batched_async_contains(
         self, lookup_id: str, keys: list[CacheEngineKey], pin: bool = False
@@ -192,16 +192,17 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
 
     @_never_raises(fallback=0)
     def _async_prefix(self, lookup_id: str, keys: list[CacheEngineKey], pin: bool) -> int:
-        found = self._prefix(keys, pin)
+        digests = self._keys.digests(keys)
+        found = self._hits(digests, pin)
         if pin and found:
-            self._lookups[lookup_id] = True
-            if len(self._lookups) > MAX_LOOKUPS:
-                del self._lookups[next(iter(self._lookups))]
+            with unpinned_on_error(self._store, digests, found):
+                self._lookups[lookup_id] = True
+                if len(self._lookups) > MAX_LOOKUPS:
+                    del self._lookups[next(iter(self._lookups))]
         return found
 
-    def _prefix(self, keys: Sequence[CacheEngineKey], pin: bool) -> int:
-        hits = self._store.lookup(self._keys.digests(keys), pin=pin, prefix=True)
-        return int(np.count_nonzero(hits))
+    def _hits(self, digests: list[bytes], pin: bool) -> int:
+        return int(np.count_nonzero(self._store.lookup(digests, pin=pin, prefix=True)))
 
     @_never_raises(fallback=False)
     def pin(self, key: CacheEngineKey) -> bool:
@@ -241,11 +242,10 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         if self._step.spoilt:
             self._opened.counts.add("put_after_failed_load", len(keys))
             return
-        digests = self._keys.digests(keys)
         offers = []
-        for key, digest, obj in zip(keys, digests, objs, strict=False):
-            scope = self._keys.scope_of(key)
-            if scope is not None and digest != NO_DIGEST:
+        for key, digest, obj in zip(keys, self._keys.digests(keys), objs, strict=False):
+            scope = None if digest == NO_DIGEST else self._keys.scope_of(key)
+            if scope is not None:
                 offers.append(Offer(key, digest, scope, obj, on_complete_callback))
         self._puts.offer(offers)
 
@@ -268,14 +268,12 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
 
         Chunks that no host memory is left for count as failed.
         """
+        keys = listed(keys)
         found: list[MemoryObj | None] = [None] * len(keys)
-        try:
-            if not self._closed:
+        with self._defects.caught("call_errors", "batched_get_blocking failed"):
+            if keys and not self._closed:
                 found = self._loads.get(self._keys.digests(keys), self.local_cpu_backend)
-        except Exception:
-            self._opened.counts.add("call_errors")
-            log.exception("batched_get_blocking failed")
-        if None in found:
+        if any(obj is None for obj in found):
             self._spoil()
         return found
 
@@ -298,36 +296,43 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
             If a layer fails and vLLM cannot be told. That ends the engine: LMCache would go on
             with KV that is wrong.
         """
+        keys = listed(keys)
         of_layer = bool(keys) and isinstance(keys[0], LayerCacheEngineKey)
-        if of_layer and self._step.spoilt_here:  # vLLM was told that nothing of it will be used
+        if of_layer and self._spoilt_here():  # vLLM was told that nothing of it will be used
             return []
         found = await self._found(lookup_id, keys)
         good = [obj for obj in takewhile(lambda obj: obj is not None, found) if obj is not None]
         if of_layer and len(good) < len(keys):
-            release(found)
+            release(found, self._defects)
             self._layer_failed()
             return []
-        release(found[len(good) :])
+        release(found[len(good) :], self._defects)
         return good
 
     async def _found(self, lookup_id: str, keys: list[CacheEngineKey]) -> list[MemoryObj | None]:
-        try:
-            if self._closed or not keys:
-                return [None] * len(keys)
-            digests = self._keys.digests(keys)
-            try:
-                return await self._loads.get_async(digests, self.local_cpu_backend)
-            finally:
-                if self._lookups.pop(lookup_id, False):
-                    self._store.unpin(digests)
-        except Exception:
-            self._opened.counts.add("call_errors")
-            log.exception("batched_get_non_blocking failed")
+        if self._closed or not keys:
             return [None] * len(keys)
+        digests: list[bytes] = []
+        try:
+            with self._defects.caught("call_errors", "batched_get_non_blocking failed"):
+                digests = self._keys.digests(keys)
+                return await self._loads.get_async(digests, self.local_cpu_backend)
+            return [None] * len(keys)
+        finally:
+            self._end_lookup(lookup_id, digests)
+
+    @_never_raises(fallback=None)
+    def _end_lookup(self, lookup_id: str, digests: list[bytes]) -> None:
+        if self._lookups.pop(lookup_id, False):
+            self._store.unpin(digests)
+
+    @_never_raises(fallback=False)
+    def _spoilt_here(self) -> bool:
+        return self._step.spoilt_here
 
     def _layer_failed(self) -> None:
         """Have vLLM not use what it loads in this pass: LMCache does not look."""
-        self._opened.counts.add("layer_load_failures")
+        self._count("layer_load_failures")
         try:
             blocks = self._step.invalidate()
         except LayerLoadError:
@@ -335,6 +340,10 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
             raise
         self._spoil()
         log.error("a layer could not be loaded; vLLM was told not to use %d KV blocks", blocks)
+
+    @_never_raises(fallback=None)
+    def _count(self, name: str) -> None:
+        self._opened.counts.add(name)
 
     @_never_raises(fallback=None)
     def _spoil(self) -> None:
@@ -363,7 +372,17 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
 
     def report_status(self) -> dict[str, Any]:
         """Everything an operator may want to see, as plain values."""
-        return {**self._opened.status(), "shard": self._setup.shard}
+        status: dict[str, Any] = {"problems": ["the store's status cannot be had; see the log"]}
+        with self._defects.caught("call_errors", "the store's status cannot be had"):
+            status = self._opened.status()
+        closed = ["the plugin is closed"] if self._closed else []
+        problems = [*status["problems"], *closed]
+        return {
+            **status,
+            "healthy": not problems,
+            "problems": problems,
+            "shard": self._setup.shard,
+        }
 
     def close(self) -> None:
         """Stop, within 10 s. May be called again; what is in the kernel then is left alone."""
@@ -371,7 +390,5 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
             if self._closed:
                 return
             self._closed = True
-        try:
+        with self._defects.caught("call_errors", "close failed"):
             detach(self, self._opened)
-        except Exception:
-            log.exception("close failed")

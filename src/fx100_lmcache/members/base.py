@@ -8,6 +8,9 @@ from typing import Protocol
 MEDIA_ERRORS = frozenset({errno.EIO, errno.ENODATA, errno.EILSEQ, errno.EREMOTEIO})
 """What Linux makes of a device's word that it cannot read; EIO may also be a lost path."""
 
+NO_SPACE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""A write that the storage below had no room for; ENOSPC also comes from a device that is gone."""
+
 _LARGEST_CALL_BYTES = 1024 * 1024  # larger ones are known to fail on some NVMe/TCP targets
 _SMALLEST_CALL_BYTES = 128 * 1024
 

@@ -177,25 +177,59 @@ def create_file(path: Path, size_bytes: int, progress: Callable[[int], None] | N
     MemberOpenError
         If it exists already, or the file system has no room.
     """
-    zeros = memoryview(mmap.mmap(-1, 4 << 20))
     with _explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with _explained(path):
-            os.posix_fallocate(fd, 0, size_bytes)
-            at = 0
-            while at < size_bytes:
-                count = os.pwrite(fd, zeros[: min(len(zeros), size_bytes - at)], at)
-                at += count
-                if progress is not None:
-                    progress(count)
-            os.fsync(fd)
+            _write_zeros(fd, size_bytes, progress)
     except BaseException:
         path.unlink()
         raise
     finally:
         os.close(fd)
+
+
+def write_through(member: DeviceMember, progress: Callable[[int], None] | None = None) -> None:
+    """Write zeros over all of a member, so that the storage below really has it.
+
+    To preallocate is not enough on a thin device, and not possible on most.
+
+    Raises
+    ------
+    MemberOpenError
+        If there is no room; how far it came is in the message.
+    """
+    fd, block = member.fileno(), member.logical_block_bytes
+    if fd is None:
+        raise MemberOpenError(f"{member.name} is closed")
+    done = [0]
+
+    def count(written: int) -> None:
+        done[0] += written
+        if progress is not None:
+            progress(written)
+
+    try:
+        _write_zeros(fd, member.size_bytes // block * block, count)
+    except OSError as problem:
+        raise MemberOpenError(
+            f"{member.name}: {problem.strerror} after {done[0]} of {member.size_bytes} bytes; "
+            "nothing but zeros was written. Give the storage below more room"
+        ) from problem
+
+
+def _write_zeros(fd: int, size_bytes: int, progress: Callable[[int], None] | None) -> None:
+    zeros = memoryview(mmap.mmap(-1, 4 << 20))
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        os.posix_fallocate(fd, 0, size_bytes)  # first, since it knows at once whether there is room
+    at = 0
+    while at < size_bytes:
+        count = os.pwrite(fd, zeros[: min(len(zeros), size_bytes - at)], at)
+        at += count
+        if progress is not None:
+            progress(count)
+    os.fsync(fd)
 
 
 def _open_direct(path: Path, flags: int, is_device: bool) -> DeviceMember | None:

@@ -17,6 +17,7 @@ room               what lives there
 ``reconnect.py``   connecting lost paths again, by a process that has members there
 ``preflight.py``   whether this process could
 ``discover.py``    what each configured address offers to this host
+``scope.py``       what of all that is connected is the volume's. Pure
 ``check.py``       whether what is there suits the job, why it matters, what to type. Pure
 =================  ============================================================================
 """

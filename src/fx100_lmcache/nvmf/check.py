@@ -9,6 +9,7 @@ from enum import StrEnum
 from fx100_lmcache.config.nvme import MAX_FAST_IO_FAIL_S, NvmeSubsystem
 from fx100_lmcache.nvmf.plan import present_at, wanted_addresses
 from fx100_lmcache.nvmf.snapshot import (
+    FABRICS,
     NEVER,
     USABLE_ANA_STATES,
     Controller,
@@ -18,7 +19,6 @@ from fx100_lmcache.nvmf.snapshot import (
     Subsystem,
 )
 
-FABRICS = ("tcp", "rdma", "loop", "fc")
 LBA_BYTES = (512, 4096)
 WANTED_TRANSFER_KB = 1024
 """One call of ours moves up to 1 MiB; below that the kernel cuts it into pieces."""
@@ -69,12 +69,12 @@ class Finding:
 
 
 def check(snapshot: Snapshot, wanted: Sequence[NvmeSubsystem] = (), cpus: int = 1) -> list[Finding]:
-    """Judge every NVMe-oF controller and namespace of a host.
+    """Judge every NVMe-oF controller and namespace of a snapshot.
 
     Parameters
     ----------
     snapshot : Snapshot
-        What is there. Local (PCIe) subsystems are left out.
+        What is there and of interest, see `scope`. Local (PCIe) subsystems are left out.
     wanted : sequence of NvmeSubsystem
         What the configuration asks for; may be empty.
     cpus : int

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,12 +16,12 @@ from fx100_lmcache.config.nvme import NvmeAddress, NvmeSubsystem
 from fx100_lmcache.nvmf.address import FabricAddress
 from fx100_lmcache.nvmf.errors import (
     AddressError,
-    AlreadyConnectedError,
     HostIdentityError,
     NvmeError,
 )
 from fx100_lmcache.nvmf.fabrics import connect_with_secret
 from fx100_lmcache.nvmf.plan import (
+    GOING_STATES,
     ConnectPlan,
     ConnectStep,
     HostIdentity,
@@ -39,6 +39,8 @@ ETC_NVME = Path("/etc/nvme")
 SETTLE_S = 5.0
 """Wait for new controllers to be live, and for removed ones to be gone."""
 POLL_S = 0.1
+BEING_MADE = "new"
+"""State of a controller whose first connect has not succeeded yet."""
 
 
 @dataclass
@@ -52,7 +54,7 @@ class ConnectReport:
     done : list of str
         Steps that were made; empty for a dry run, or if everything was in place.
     connected : list of FabricAddress
-        Paths that these steps connected.
+        Paths that were missing before and are there now.
     notes : list of str
         What is not as wanted and no step changes, at the end.
     failures : list of (address, error)
@@ -81,22 +83,22 @@ async def host_identity(
         return HostIdentity(nqn, host_id)
     if nqn or host_id:
         raise HostIdentityError(
-            f"only {'host_nqn' if nqn else 'host_id'} is configured, but they go together\n"
-            "  do: give both host_nqn and host_id, or neither"
+            f"only {'host_nqn' if nqn else 'host_id'} is configured, but they go together",
+            remedy="give both host_nqn and host_id, or neither",
         )
     found = {name: await _line(etc / name) for name in ("hostnqn", "hostid")}
     for name, value in found.items():
         if not value:
             raise HostIdentityError(
                 f"{etc / name} is missing or empty, and the configuration has no host_nqn and "
-                "host_id\n"
-                f"  do: nvme gen-hostnqn > {etc}/hostnqn; "
-                f"sed 's/.*uuid://' {etc}/hostnqn > {etc}/hostid"
+                "host_id",
+                remedy=f"nvme gen-hostnqn > {etc}/hostnqn; "
+                f"sed 's/.*uuid://' {etc}/hostnqn > {etc}/hostid",
             )
         if not value.isprintable() or "," in value or " " in value:
             raise HostIdentityError(
-                f"{etc / name} must hold one name on one line, not {value!r}\n"
-                "  do: correct that file"
+                f"{etc / name} must hold one name on one line, not {value!r}",
+                remedy="correct that file",
             )
     return HostIdentity(found["hostnqn"], found["hostid"], str(etc))
 
@@ -132,23 +134,16 @@ async def connect_subsystem(
     report = ConnectReport(wanted.subsystem_nqn, plan.lines(), notes=list(plan.notes))
     if dry_run:
         return report
-    for step in plan.connects:
-        logger.info("connect %s: %s", wanted.subsystem_nqn, step)
-        try:
-            await _connect(step, cli)
-            report.done.append(str(step))
-            report.connected.append(step.address)
-        except AlreadyConnectedError as error:
-            # Somebody else was faster, or is connected as another host: the next look decides.
-            if not present_at(wanted, step.address, await sysfs.snapshot()):
-                report.failures.append((step.address, error))
-        except NvmeError as error:
-            report.failures.append((step.address, error))
+    tried = [(step, await _connect(wanted, step, cli)) for step in plan.connects]
+    told = {step.address for step, error in tried if error is not None}
+    snapshot = await _settled(wanted, addresses, told, sysfs)
+    for step, error in tried:
+        _judge(step, error, _is_there(wanted, step.address, host, snapshot), report)
     if report.failures and len(report.failures) == len(addresses):
         raise report.failures[0][1]
     for address, failure in report.failures:
         logger.info("connect %s: no path to %s: %s", wanted.subsystem_nqn, address, failure)
-    left = await _settled(wanted, addresses, host, sysfs)
+    left = plan_connect(wanted, addresses, host, snapshot)
     report.notes = list(left.notes)
     await _tune(left, sysfs, report)
     return report
@@ -161,8 +156,8 @@ async def disconnect_subsystem(
 
     Raises
     ------
-    CommandError
-        If nvme-cli fails.
+    NvmeError
+        If one is still there afterwards, and not even about to go.
     """
     there = list((await sysfs.snapshot()).controllers(subsystem_nqn))
     if not there:
@@ -171,36 +166,90 @@ async def disconnect_subsystem(
     report = ConnectReport(subsystem_nqn, [step])
     if dry_run:
         return report
-    await cli.disconnect(subsystem_nqn)
-    report.done.append(step)
+    error: NvmeError | None = None
+    try:
+        await cli.disconnect(subsystem_nqn)
+    except NvmeError as problem:  # whoever was faster, or an odd version: the next look decides
+        error = problem
     deadline = time.monotonic() + SETTLE_S
-    while list((await sysfs.snapshot()).controllers(subsystem_nqn)):
-        if time.monotonic() >= deadline:
-            logger.warning("%s: controllers are still there after disconnect", subsystem_nqn)
+    while left := list((await sysfs.snapshot()).controllers(subsystem_nqn)):
+        staying = [each.name for each in left if each.state not in GOING_STATES]
+        late = time.monotonic() >= deadline
+        if staying and (error or late):
+            raise error or _still_there(subsystem_nqn, staying)
+        if late:
+            logger.warning("%s: controllers are still going after disconnect", subsystem_nqn)
             break
         await asyncio.sleep(POLL_S)
+    report.done.append(step)
     return report
 
 
-async def _connect(step: ConnectStep, cli: NvmeCli) -> None:
-    if step.secret_file is not None:
-        await connect_with_secret(step.options, step.secret_file, cli.timeout_s)
-    else:
-        await cli.run(*step.arguments)
+def _still_there(subsystem_nqn: str, names: Sequence[str]) -> NvmeError:
+    return NvmeError(
+        f"{subsystem_nqn}: {', '.join(names)} still there {SETTLE_S:g} s after nvme disconnect",
+        remedy="look with nvme list-subsys; somebody may connect it again (nvme.reconnect of a "
+        "running server does)",
+    )
+
+
+async def _connect(wanted: NvmeSubsystem, step: ConnectStep, cli: NvmeCli) -> NvmeError | None:
+    """Try one step; return what the command complained of."""
+    logger.info("connect %s: %s", wanted.subsystem_nqn, step)
+    try:
+        if step.secret_file is not None:
+            await connect_with_secret(step.options, step.secret_file, cli.timeout_s)
+        else:
+            await cli.run(*step.arguments)
+    except NvmeError as error:
+        return error
+    return None
 
 
 async def _settled(
-    wanted: NvmeSubsystem, addresses: list[FabricAddress], host: HostIdentity, sysfs: Sysfs
-) -> ConnectPlan:
-    """Wait until the connected paths are live; return the plan of what is left to be set."""
+    wanted: NvmeSubsystem,
+    addresses: Sequence[FabricAddress],
+    failed: Collection[FabricAddress],
+    sysfs: Sysfs,
+) -> Snapshot:
+    """Wait until the paths are live, those too that nobody said to have `failed`; return a look."""
     deadline = time.monotonic() + SETTLE_S
     while True:
         snapshot = await sysfs.snapshot()
-        present = [each for at in addresses for each in present_at(wanted, at, snapshot)]
-        settled = all(each.state == "live" for each in present)
+        there = {at: present_at(wanted, at, snapshot) for at in addresses}
+        settled = all(
+            all(each.state == "live" for each in present) and (present or at in failed)
+            for at, present in there.items()
+        )
         if settled or time.monotonic() >= deadline:
-            return plan_connect(wanted, addresses, host, snapshot)
+            return snapshot
         await asyncio.sleep(POLL_S)
+
+
+def _is_there(
+    wanted: NvmeSubsystem, address: FabricAddress, host: HostIdentity, snapshot: Snapshot
+) -> bool:
+    """Whether a path is connected, as this host; one that is still being made is not."""
+    return any(
+        each.state != BEING_MADE and each.host_nqn in (None, host.nqn)
+        for each in present_at(wanted, address, snapshot)
+    )
+
+
+def _judge(step: ConnectStep, error: NvmeError | None, there: bool, report: ConnectReport) -> None:
+    """Note how a step ended: by what is there now, not by what the command said of it."""
+    if not there:
+        nothing = NvmeError(
+            f"{step}: ended without an error, but there is no controller for {step.address}",
+            remedy="look with nvme list-subsys; dmesg says why the kernel dropped it",
+        )
+        report.failures.append((step.address, error or nothing))
+        return
+    report.connected.append(step.address)
+    if error is None:
+        report.done.append(str(step))
+    else:  # somebody else was faster, or it fell over something after the connect
+        logger.info("%s is connected, although the command failed: %s", step.address, error)
 
 
 async def _tune(plan: ConnectPlan, sysfs: Sysfs, report: ConnectReport) -> None:
@@ -223,10 +272,10 @@ async def resolve_host(address: FabricAddress) -> list[FabricAddress]:
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(address.traddr, address.trsvcid, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for a label that is too long or empty
         raise AddressError(
             f"resolve {address.traddr}",
-            f"the name has no address ({error.strerror})",
+            f"the name has no address ({getattr(error, 'strerror', None) or error})",
             "correct traddr, /etc/hosts or DNS; an IP address never needs a name server",
         ) from error
     return [replace(address, traddr=str(each[4][0])) for each in found]

@@ -49,9 +49,9 @@ class NamespaceNotFoundError(NvmeError):
         self.seen = tuple(seen)
         there = "".join(f"\n  seen: {line}" for line in self.seen) or "\n  no namespace is attached"
         super().__init__(
-            f"namespace not found: {wanted}{there}\n"
-            "  do: connect its subsystem (fx100 nvme connect CONFIG), or correct the identity in "
-            "the configuration"
+            f"namespace not found: {wanted}{there}",
+            remedy="connect its subsystem (fx100 nvme connect CONFIG), or correct the identity in "
+            "the configuration",
         )
 
 
@@ -68,9 +68,9 @@ class AmbiguousNamespaceError(NvmeError):
         self.candidates = tuple(candidates)
         listed = "".join(f"\n  fits: {line}" for line in self.candidates)
         super().__init__(
-            f"namespace is ambiguous: {wanted}{listed}\n"
-            "  do: give more of the identity (nguid and subsystem_nqn); if these are paths to one "
-            "namespace, turn native multipath on (nvme_core.multipath=Y)"
+            f"namespace is ambiguous: {wanted}{listed}",
+            remedy="give more of the identity (nguid and subsystem_nqn); if these are paths to one "
+            "namespace, turn native multipath on (nvme_core.multipath=Y)",
         )
 
 
@@ -111,7 +111,7 @@ class CommandError(NvmeError):
         self.detail = detail
         code = f" (exit code {exit_code})" if exit_code is not None else ""
         said = f"\n  it said: {detail}" if detail else ""
-        super().__init__(f"{command}{code}: {cause}{said}\n  do: {remedy}")
+        super().__init__(f"{command}{code}: {cause}{said}", remedy=remedy)
 
 
 class ToolMissingError(CommandError):

@@ -47,14 +47,14 @@ async def read_secret(file: Path) -> str:
             text = (await stream.read(MAX_SECRET_BYTES + 1)).strip()
     except OSError as error:
         raise SecretError(
-            f"{file}: cannot be read ({error.strerror})\n  do: correct dhchap_secret_file"
+            f"{file}: cannot be read ({error.strerror})", remedy="correct dhchap_secret_file"
         ) from error
     if stat.S_IMODE(mode) & 0o077:
-        raise SecretError(f"{file}: others may read it\n  do: chmod 600 {file}")
+        raise SecretError(f"{file}: others may read it", remedy=f"chmod 600 {file}")
     if not _DHCHAP_SECRET.fullmatch(text):
         raise SecretError(
-            f"{file}: is no DH-HMAC-CHAP secret (DHHC-1:..: on one line)\n"
-            "  do: make one with nvme gen-dhchap-key, and give it to the array too"
+            f"{file}: is no DH-HMAC-CHAP secret (DHHC-1:..: on one line)",
+            remedy="make one with nvme gen-dhchap-key, and give it to the array too",
         )
     return text
 

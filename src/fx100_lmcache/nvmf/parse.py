@@ -22,7 +22,9 @@ DISCOVERY_NQN = "nqn.2014-08.org.nvmexpress.discovery"
 
 _Object = Mapping[str, Any]
 _HIDDEN_PATH = re.compile(r"/dev/nvme\d+c\d+n\d+")
-_NOTHING_THERE = re.compile(r"no nvme devices? detected|no (nvme )?subsystems? found", re.I)
+_NOTHING_THERE = re.compile(
+    r"no nvme devices? detected|no (nvme )?subsystems? found|no discovery log entries", re.I
+)
 
 
 @dataclass(frozen=True)

@@ -178,8 +178,8 @@ def check_pair(host: HostIdentity, snapshot: Snapshot) -> None:
                 f"host NQN {host.nqn} and host ID {host.id} (from {host.source}) cannot be used: "
                 f"{controller.name} to {controller.subsystem_nqn} has host NQN "
                 f"{controller.host_nqn} with host ID {controller.host_id}, and the kernel wants "
-                "them one to one\n"
-                "  do: use that pair, or disconnect that controller first"
+                "them one to one",
+                remedy="use that pair, or disconnect that controller first",
             )
 
 

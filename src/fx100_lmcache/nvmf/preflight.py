@@ -46,8 +46,7 @@ async def obstacles(
     try:
         await host_identity(nvme.host_nqn, nvme.host_id, etc)
     except HostIdentityError as error:
-        what, _, do = str(error).partition("\n  do: ")
-        found.append(Obstacle(what, do))
+        found.append(Obstacle(error.what, error.remedy or ""))
     return [each for each in found if each is not None]
 
 

@@ -71,6 +71,10 @@ class Reconnector:
         Whether nothing is to be connected any more.
     clock : callable
         Seconds that never go back.
+    longest_pause_s : float
+        What the pauses between attempts at one subsystem grow to.
+    at_start : bool
+        Whether what is missing was not lost, but has not been connected yet; for the log.
     """
 
     def __init__(
@@ -81,6 +85,8 @@ class Reconnector:
         count: Callable[[str], None],
         stopped: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
+        longest_pause_s: float = LONGEST_PAUSE_S,
+        at_start: bool = False,
     ) -> None:
         self._subsystems = nvme.subsystems
         self._look = look
@@ -88,6 +94,9 @@ class Reconnector:
         self._count = count
         self._stopped = stopped
         self._clock = clock
+        self._longest_pause_s = longest_pause_s
+        self._away = "is not connected yet" if at_start else "is lost and not connected again"
+        self._back = "was not connected, is now" if at_start else "was lost, connected again"
         self._attempts = {each.subsystem_nqn: _Attempts() for each in nvme.subsystems}
 
     def attempt(self) -> None:
@@ -116,19 +125,15 @@ class Reconnector:
         try:
             report = self._connect(wanted)
         except NvmeError as problem:
-            self._failed(nqn, f"{_listed(lost)} is lost and not connected again: {problem}")
+            self._failed(nqn, f"{_listed(lost)} {self._away}: {problem}")
             return
         for _ in report.connected:
             self._count("nvme_reconnects")
         if report.connected:
             done = "; ".join(report.done)
-            log.warning(
-                "%s: %s was lost, connected again: %s", nqn, _listed(report.connected), done
-            )
+            log.warning("%s: %s %s: %s", nqn, _listed(report.connected), self._back, done)
         if report.failures:
-            told = [
-                f"{path} is lost and not connected again: {why}" for path, why in report.failures
-            ]
+            told = [f"{path} {self._away}: {why}" for path, why in report.failures]
             self._failed(nqn, "; ".join(told))
         else:
             self._attempts[nqn] = _Attempts(self._clock() + FIRST_PAUSE_S)
@@ -137,7 +142,7 @@ class Reconnector:
         self._count("nvme_reconnect_failures")
         attempts = self._attempts[nqn]
         attempts.next_at = self._clock() + attempts.pause_s
-        attempts.pause_s = min(2 * attempts.pause_s, LONGEST_PAUSE_S)
+        attempts.pause_s = min(2 * attempts.pause_s, self._longest_pause_s)
         if attempts.said != said:  # not again with every attempt
             attempts.said = said
             log.warning("%s: %s", nqn, said)
@@ -232,5 +237,5 @@ async def connect_as_configured(nvme: NvmeConfig, wanted: NvmeSubsystem) -> Conn
             return await connect_subsystem(wanted, host, NvmeCli(timeout_s=COMMAND_S), Sysfs())
     except TimeoutError:
         raise NvmeError(
-            f"not done within {limit_s:g} s\n  do: nvme list-subsys; dmesg says what hangs"
+            f"not done within {limit_s:g} s", remedy="nvme list-subsys; dmesg says what hangs"
         ) from None

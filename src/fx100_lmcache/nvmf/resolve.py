@@ -17,7 +17,7 @@ from fx100_lmcache.nvmf.errors import (
     NvmeError,
     StaleNodeError,
 )
-from fx100_lmcache.nvmf.identity import NamespaceIdentity
+from fx100_lmcache.nvmf.namespace_id import NamespaceIdentity
 from fx100_lmcache.nvmf.snapshot import Namespace, Snapshot
 from fx100_lmcache.nvmf.sysfs import Sysfs
 
@@ -112,12 +112,12 @@ async def _check_node(namespace: Namespace, dev_root: Path) -> None:
         status = await aiofiles.os.stat(node)
     except OSError as error:
         raise StaleNodeError(
-            f"{node} is missing ({error.strerror}) although the kernel has {namespace}\n"
-            f"  do: {remedy}"
+            f"{node} is missing ({error.strerror}) although the kernel has {namespace}",
+            remedy=remedy,
         ) from error
     number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
     if number != namespace.device_number:
         raise StaleNodeError(
-            f"{node} is device {number}, but {namespace} is {namespace.device_number}\n"
-            f"  do: {remedy}"
+            f"{node} is device {number}, but {namespace} is {namespace.device_number}",
+            remedy=remedy,
         )

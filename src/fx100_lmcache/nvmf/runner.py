@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import shlex
-import signal
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fx100_lmcache.child import TooMuchOutputError, run_child
 from fx100_lmcache.nvmf import parse
 from fx100_lmcache.nvmf.causes import SECRET, explain, masked
 from fx100_lmcache.nvmf.errors import (
@@ -27,8 +25,6 @@ DEFAULT_TIMEOUT_S = 30.0
 """A connect to a silent address gives up after 3 to 10 s; nothing else takes a second."""
 MAX_OUTPUT_BYTES = 8 << 20
 """``nvme list`` prints about 300 B per namespace."""
-REAP_S = 1.0
-"""Wait for a killed process; one that sleeps in the kernel is left behind."""
 
 _SECRET_OPTIONS = ("--dhchap-secret", "--dhchap-ctrl-secret", "--tls_key", "--tls-key", "-S", "-C")
 
@@ -64,17 +60,21 @@ async def run_program(
     ToolMissingError, NotPermittedError
         If the program cannot be started.
     CommandTimeoutError
-        If it did not end in time.
+        If it did not end in time. What it started ends with it, in any case.
     CommandError
         A subclass by cause, if it failed.
     """
     _refuse_secrets(argv)
     command = shown or shlex.join(argv)
     logger.debug("run: %s", command)
-    process = await _start(argv, command, stdin is not None)
     try:
-        async with asyncio.timeout(timeout_s):
-            stdout, stderr = await _communicate(process, stdin, command)
+        ended = await run_child(
+            argv,
+            timeout_s,
+            stdin=stdin,
+            environment={**os.environ, "LC_ALL": "C"},
+            limit_bytes=MAX_OUTPUT_BYTES,
+        )
     except TimeoutError:
         raise CommandTimeoutError(
             command,
@@ -82,90 +82,40 @@ async def run_program(
             "the target does not answer, or the kernel waits for a device: see dmesg and "
             "/sys/class/nvme/*/state",
         ) from None
-    finally:
-        await _end(process, command)
-    output = Output(stdout.decode(errors="replace"), stderr.decode(errors="replace"))
-    if process.returncode:
+    except TooMuchOutputError as error:
+        raise CommandError(command, error.what, "run it by hand and look") from error
+    except OSError as error:
+        raise _not_started(argv[0], command, error) from error
+    output = Output(ended.stdout.decode(errors="replace"), ended.stderr.decode(errors="replace"))
+    if ended.code:
         said = output.stderr + "\n" + (parse.error_text(output.stdout) or output.stdout)
-        raise explain(command, process.returncode, said)
+        raise explain(command, ended.code, said)
     return output
+
+
+def _not_started(program: str, command: str, error: OSError) -> CommandError:
+    if isinstance(error, FileNotFoundError):
+        return ToolMissingError(
+            command, f"program {program!r} is not installed", "apt install nvme-cli (dnf, zypper)"
+        )
+    if isinstance(error, PermissionError):
+        return NotPermittedError(
+            command, f"program {program!r} may not be executed", "check its file mode"
+        )
+    return CommandError(
+        command,
+        f"program {program!r} cannot be started ({error.strerror})",
+        "free memory and processes, or install the program anew",
+    )
 
 
 def _refuse_secrets(argv: Sequence[str]) -> None:
     for argument in argv:
         if argument.partition("=")[0] in _SECRET_OPTIONS or SECRET.search(argument):
             raise SecretError(
-                f"refused to put a secret on the command line of {argv[0]}\n"
-                "  do: give dhchap_secret_file, the secret's file"
+                f"refused to put a secret on the command line of {argv[0]}",
+                remedy="give dhchap_secret_file, the secret's file",
             )
-
-
-async def _start(argv: Sequence[str], command: str, with_stdin: bool) -> asyncio.subprocess.Process:
-    environment: Mapping[str, str] = {**os.environ, "LC_ALL": "C"}
-    try:
-        return await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.PIPE if with_stdin else asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
-        )
-    except FileNotFoundError as error:
-        raise ToolMissingError(
-            command, f"program {argv[0]!r} is not installed", "apt install nvme-cli (dnf, zypper)"
-        ) from error
-    except PermissionError as error:
-        raise NotPermittedError(
-            command, f"program {argv[0]!r} may not be executed", "check its file mode"
-        ) from error
-
-
-async def _communicate(
-    process: asyncio.subprocess.Process, stdin: bytes | None, command: str
-) -> tuple[bytes, bytes]:
-    if process.stdin is not None:
-        # A program that ends early closes its side; its exit code says why.
-        with suppress(BrokenPipeError, ConnectionResetError):
-            process.stdin.write(stdin or b"")
-            await process.stdin.drain()
-        process.stdin.close()
-    streams = (process.stdout, process.stderr)
-    readers = [asyncio.create_task(_read(stream, command)) for stream in streams]
-    try:
-        stdout, stderr = await asyncio.gather(*readers)
-        await process.wait()
-    finally:
-        for reader in readers:
-            reader.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
-    return stdout, stderr
-
-
-async def _read(stream: asyncio.StreamReader | None, command: str) -> bytes:
-    assert stream is not None
-    parts: list[bytes] = []
-    size_bytes = 0
-    while part := await stream.read(1 << 16):
-        size_bytes += len(part)
-        if size_bytes > MAX_OUTPUT_BYTES:
-            raise CommandError(
-                command, f"printed more than {MAX_OUTPUT_BYTES} bytes", "run it by hand and look"
-            )
-        parts.append(part)
-    return b"".join(parts)
-
-
-async def _end(process: asyncio.subprocess.Process, command: str) -> None:
-    if process.returncode is not None:
-        return
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    try:
-        async with asyncio.timeout(REAP_S):
-            await process.communicate()  # to the end, so that its pipes are closed
-    except TimeoutError:
-        logger.warning("%s: process %d sleeps in the kernel, left behind", command, process.pid)
 
 
 class NvmeCli:

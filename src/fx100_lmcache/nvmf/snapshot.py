@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from fx100_lmcache.nvmf.address import FabricAddress
-from fx100_lmcache.nvmf.identity import NamespaceIdentity
+from fx100_lmcache.nvmf.namespace_id import NamespaceIdentity
 
 NEVER = -1
 """A time-out of the kernel that is switched off: it waits for ever."""
+
+FABRICS = ("tcp", "rdma", "loop", "fc")
+"""Transports that are no local bus."""
 
 USABLE_ANA_STATES = ("optimized", "non-optimized")
 

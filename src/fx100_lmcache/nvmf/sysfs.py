@@ -15,7 +15,7 @@ import aiofiles.os
 
 from fx100_lmcache.nvmf.address import parse_address
 from fx100_lmcache.nvmf.errors import IdentityError, SettingError
-from fx100_lmcache.nvmf.identity import NamespaceIdentity
+from fx100_lmcache.nvmf.namespace_id import NamespaceIdentity
 from fx100_lmcache.nvmf.snapshot import (
     NEVER,
     Controller,
@@ -90,7 +90,9 @@ class Sysfs:
             async with aiofiles.open(path, "w", opener=_open_existing) as file:
                 await file.write(f"{value}\n")
         except OSError as error:
-            raise SettingError(_setting_message(path, value, error)) from error
+            raise SettingError(
+                f"cannot write {value} to {path}: {error.strerror}", remedy=_setting_remedy(error)
+            ) from error
 
 
 def _open_existing(path: str, flags: int) -> int:
@@ -98,15 +100,14 @@ def _open_existing(path: str, flags: int) -> int:
     return os.open(path, flags & ~os.O_CREAT)
 
 
-def _setting_message(path: Path, value: int, error: OSError) -> str:
-    remedy = {
+def _setting_remedy(error: OSError) -> str:
+    return {
         errno.ENOENT: "the controller is gone, or this kernel or transport lacks the setting",
         errno.EACCES: "run as root",
         errno.EPERM: "run as root",
         errno.EROFS: "sysfs is read-only here: run outside the container, or mount it rw",
         errno.EINVAL: "the kernel refuses this value: see its log (dmesg)",
     }.get(error.errno or 0, "see the kernel log (dmesg)")
-    return f"cannot write {value} to {path}: {error.strerror}\n  do: {remedy}"
 
 
 @aiofiles.os.wrap

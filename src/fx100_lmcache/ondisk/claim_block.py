@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import xxhash
 
 from fx100_lmcache.errors import RecordError
-from fx100_lmcache.geometry import CLAIM_BYTES
+from fx100_lmcache.ondisk.geometry import CLAIM_BYTES
 
 MAGIC = b"FXCL"
 VERSION = 2

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import xxhash
 
 from fx100_lmcache.errors import TooLargeError
-from fx100_lmcache.geometry import MAX_MEMBERS
-from fx100_lmcache.identity import DIGEST_BYTES
+from fx100_lmcache.ondisk.chunk_meta import DIGEST_BYTES
+from fx100_lmcache.ondisk.geometry import MAX_MEMBERS
 from fx100_lmcache.ondisk.reason import Reason
 
 MAGIC = b"FXIN"
@@ -112,7 +112,7 @@ def pack_inode(
     pieces : sequence of (location, checksum)
         As packed by :func:`pack_location`, with the xxh3-64 of each piece's logical bytes.
     meta : bytes
-        A packed :class:`~fx100_lmcache.identity.ChunkMeta`.
+        A packed :class:`~fx100_lmcache.ondisk.chunk_meta.ChunkMeta`.
 
     Raises
     ------

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import xxhash
 
 from fx100_lmcache.errors import RecordError, UnsupportedVersionError
-from fx100_lmcache.geometry import LABEL_BYTES, MAX_MEMBERS, Geometry, MemberShape
+from fx100_lmcache.ondisk.geometry import LABEL_BYTES, MAX_MEMBERS, Geometry, MemberShape
 
 MAGIC = b"FX100LBL"
 VERSION = 1

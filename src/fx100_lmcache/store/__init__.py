@@ -1,8 +1,8 @@
 """The store: put, load, look up and remove objects by digest. Knows nothing of LMCache."""
 
-from fx100_lmcache.store.core import StoreOptions
-from fx100_lmcache.store.items import LoadItem, LoadResult, PutItem, PutResult
+from fx100_lmcache.store.state import StoreOptions
 from fx100_lmcache.store.store import Store
+from fx100_lmcache.store.types import LoadItem, LoadResult, PutItem, PutResult
 
 __all__ = [
     "LoadItem",

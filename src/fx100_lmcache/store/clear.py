@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 
 from fx100_lmcache.ondisk.claim_block import MAX_GENERATION
-from fx100_lmcache.store.core import Core
 from fx100_lmcache.store.erase import Eraser
 from fx100_lmcache.store.ownership import Ownership
+from fx100_lmcache.store.state import Core
 
 log = logging.getLogger(__name__)
+
+_AT_ONCE = 256  # entries forgotten without letting go of the lock, so that lookups go between
 
 
 class Clearer:
@@ -28,12 +30,10 @@ class Clearer:
         """Hide all entries at once; free their space when the media say so."""
         core = self._core
         with core.lock:
-            entries = core.catalog.drop_all()
-            core.dying.update(entry.digest for entry in entries)
-            dropped = [entry.row for entry in entries]
-            core.erasing_blocks += sum(core.catalog.blocks(row) for row in dropped)
-            # those being read are erased by their last reader
-            rows = [row for row in dropped if not core.catalog.being_read(row)]
+            dropped = core.catalog.drop_all()
+            for row, digest, blocks in dropped:
+                self._eraser.hidden(row, digest, blocks)
+            rows = [row for row, _, _ in dropped]
             last = max(core.generations.values()) >= MAX_GENERATION
             if not last:
                 for shard in core.generations:
@@ -50,10 +50,10 @@ class Clearer:
         if not everywhere:
             core.counts["erase_failures"] += 1
             log.error("clear: the new generation was not written everywhere; erasing one by one")
-        with core.lock:
-            for row in rows:
-                if everywhere:
-                    self._eraser.forget(row)
-                else:
-                    self._eraser.erase_hidden(row)
-        core.space_freed()
+        for at in range(0, len(rows), _AT_ONCE):
+            with core.lock:
+                for row in rows[at : at + _AT_ONCE]:
+                    if everywhere:
+                        self._eraser.forget(row)
+                    else:
+                        self._eraser.erase_hidden(row)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fx100_lmcache.geometry import Geometry
+from fx100_lmcache.ondisk.geometry import Geometry
 from fx100_lmcache.ondisk.inode import unpack_locations
 
 I64 = npt.NDArray[np.int64]

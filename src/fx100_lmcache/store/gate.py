@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Sequence
 
-from fx100_lmcache.engine.base import Engine, Job, MemberState, ReadBatch, Status
 from fx100_lmcache.engine.defects import Defects
+from fx100_lmcache.engine.jobs import Engine, Job, MemberState, ReadBatch, Status
 from fx100_lmcache.members.base import Member
 
 
@@ -74,6 +74,10 @@ class GatedEngine:
     def now(self) -> float:
         """Return the engine's clock."""
         return self._engine.now()
+
+    def call_at(self, when: float, call: Callable[[], None]) -> None:
+        """Call something once: at this time, or when the engine closes."""
+        self._engine.call_at(when, call)
 
     def member(self, index: int) -> Member:
         """Return the member in use at a place of the stripe."""

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fx100_lmcache.catalog.index import Rows
-from fx100_lmcache.engine.base import Job, ReadBatch, Status, Transfer
+from fx100_lmcache.engine.jobs import Job, ReadBatch, Status, Transfer
 from fx100_lmcache.members.base import MEDIA_ERRORS
 from fx100_lmcache.store.columns import PieceColumns, piece_columns
-from fx100_lmcache.store.core import Core
 from fx100_lmcache.store.erase import Eraser
-from fx100_lmcache.store.items import LoadItem, LoadResult
+from fx100_lmcache.store.state import Core
+from fx100_lmcache.store.types import LoadItem, LoadResult
 
 log = logging.getLogger(__name__)
 
@@ -138,12 +138,11 @@ class Loader:
             for looked, part in zip(looked_up, itertools.pairwise(ends), strict=True):
                 self._look_up(request, range(*part), looked)
             batches = [each.batch for each in looked_up if each.batch is not None]
+            self._core.engine.read(batches)  # raises nothing once it has begun
         except BaseException:
             for looked in looked_up:
                 self._let_go(looked.reading)
             raise
-        # from here on nothing raises, and every item is answered
-        self._core.engine.read(batches)
         for looked in looked_up:
             self._collect(request, looked.missed, looked.misses)
 
@@ -272,12 +271,10 @@ class Loader:
                 self._failed_once.difference_update(rows)
 
     def _let_go(self, rows: Sequence[int]) -> None:
-        """Count a reader less of each row; the last one of a hidden entry has it erased."""
+        """Count a reader less of each row; the last one of an erased entry frees its blocks."""
         core = self._core
-        with core.lock:
-            for hidden in core.catalog.stop_reading(rows):
-                with core.defects.guard("an entry was not erased after its last reader"):
-                    self._eraser.erase_hidden(hidden)
+        with core.lock, core.guard("an entry was not freed after its last reader"):
+            self._eraser.read_out(core.catalog.stop_reading(rows))
 
     def _outcome(self, job: Job, row: int, length: int, started: float) -> LoadResult:
         """Judge a finished read, and drop an entry that has proven bad."""
@@ -311,10 +308,9 @@ class Loader:
     def _drop(self, row: int) -> None:
         core = self._core
         self._failed_once.discard(row)
-        if core.catalog.is_live(row):  # else another reader was faster
-            entry = core.catalog.entry(row)
-            self._eraser.drop(row)
-            core.on_evicted([(entry.digest, entry.length, entry.meta)])
+        entry = self._eraser.drop(row)
+        if entry is not None:  # else another reader was faster
+            core.tell_evicted([(entry.digest, entry.length, entry.meta)])
 
     def _collect(
         self, request: _Request, numbers: Sequence[int], results: Sequence[LoadResult]

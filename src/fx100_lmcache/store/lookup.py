@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fx100_lmcache.catalog.index import Rows
-from fx100_lmcache.identity import ChunkMeta
-from fx100_lmcache.store.core import Core
+from fx100_lmcache.ondisk.chunk_meta import ChunkMeta
+from fx100_lmcache.store.state import Core
 
 Flags = npt.NDArray[np.bool_]
 

@@ -18,9 +18,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fx100_lmcache import claim as rules
-from fx100_lmcache.aligned import zero_buffer
-from fx100_lmcache.claim import (
+from fx100_lmcache.buffers import IoBuffer, zero_buffer
+from fx100_lmcache.engine.jobs import Engine, Job, Transfer
+from fx100_lmcache.members.base import Member
+from fx100_lmcache.ondisk.claim_block import ClaimBlock
+from fx100_lmcache.ondisk.geometry import CLAIM_BYTES
+from fx100_lmcache.store.state import Core
+from fx100_lmcache.volume import claim as rules
+from fx100_lmcache.volume.claim import (
     ClaimTiming,
     is_there,
     read_claims,
@@ -28,13 +33,8 @@ from fx100_lmcache.claim import (
     valid_claims,
     write_claim,
 )
-from fx100_lmcache.claiming import Taken
-from fx100_lmcache.engine.base import Engine, IoBuffer, Job, Transfer
-from fx100_lmcache.geometry import CLAIM_BYTES
-from fx100_lmcache.machine import Machine
-from fx100_lmcache.members.base import Member
-from fx100_lmcache.ondisk.claim_block import ClaimBlock
-from fx100_lmcache.store.core import Core
+from fx100_lmcache.volume.claiming import Taken
+from fx100_lmcache.volume.machine import Machine
 
 log = logging.getLogger(__name__)
 

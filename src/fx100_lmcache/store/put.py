@@ -1,39 +1,31 @@
 """Put: hash and write the pieces, then the inode, then publish.
 
 Nothing is visible before its inode was written, so a crash at any point leaves the entry whole
-or absent. Space that the kernel may still write to is quarantined until it lets go.
+or absent. Space that the kernel may still write to is quarantined until it lets go. Every put is
+answered exactly once, by its deadline, whatever fails.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 
 from fx100_lmcache.burst_log import BurstLog
-from fx100_lmcache.engine.base import Job, Status, Transfer
+from fx100_lmcache.engine.jobs import Job, Status, Transfer
 from fx100_lmcache.ondisk.inode import InodePlace, max_pieces, pack_inode, pack_location
-from fx100_lmcache.space import Extent
-from fx100_lmcache.store.core import Core
+from fx100_lmcache.space.ledger import Use
+from fx100_lmcache.space.space import Extent
+from fx100_lmcache.store.backing import without_space
 from fx100_lmcache.store.erase import Eraser
-from fx100_lmcache.store.items import PutItem, PutResult
+from fx100_lmcache.store.evict import Evictor, Outlook
+from fx100_lmcache.store.state import Core
+from fx100_lmcache.store.types import PutItem, PutResult
+from fx100_lmcache.store.waiting import Put
 
 log = logging.getLogger(__name__)
 
-_EVICTED_AHEAD = 64  # entries in one go, so that lookups do not wait for long
-
-
-@dataclass(slots=True, eq=False)
-class _Put:
-    item: PutItem
-    started: float
-    deadline: float
-    tell: list[Callable[[PutResult], None]]
-    generation: dict[int, int] = field(default_factory=dict)
-    extent: Extent | None = None
-    stuck: int = 0
-    evictions: int = 0
+_AT_ONCE = 64  # waiting puts served without letting go of the lock, so that lookups go between
 
 
 class Putter:
@@ -42,10 +34,12 @@ class Putter:
     def __init__(self, core: Core, eraser: Eraser) -> None:
         self._core = core
         self._eraser = eraser
-        self._pending: dict[bytes, _Put] = {}
-        self._waiting: deque[_Put] = deque()
+        self._evictor = Evictor(core, eraser)
+        self._pending: dict[bytes, Put] = {}
+        self._room = core.room
+        self._alarm_at: float | None = None
         self._failures = BurstLog(log, "objects not stored")
-        core.space_freed = self._retry_waiting
+        core.go_on = self._serve
 
     def put(
         self,
@@ -63,23 +57,32 @@ class Putter:
         results: list[PutResult | None] = [None] * len(items)
         left = [len(items)]
 
-        def teller(number: int) -> Callable[[PutResult], None]:
-            def tell(result: PutResult) -> None:
-                with core.lock:
-                    results[number] = result
-                    left[0] -= 1
-                    finished = left[0] == 0
-                if finished:
+        def tell(number: int, result: PutResult) -> None:
+            with core.lock:
+                results[number] = result
+                left[0] -= 1
+                finished = left[0] == 0
+            if finished:
+                try:
                     on_done([r for r in results if r is not None])
-
-            return tell
+                except Exception:
+                    log.exception("internal error: whoever stored objects did not take the answer")
+                    core.count_fault()
 
         jobs = []
         for number, item in enumerate(items):
-            job = self._begin(item, now, deadline, teller(number))
+            job = self._begin(item, now, deadline, partial(tell, number))
             if job is not None:
                 jobs.append(job)
-        core.engine.submit(jobs)
+        core.submit(jobs)
+
+    def refuse(
+        self, items: Sequence[PutItem], on_done: Callable[[list[PutResult]], None], reason: str
+    ) -> None:
+        """Answer a call of :meth:`put` that may not be made."""
+        with self._core.lock:
+            self._core.counts[f"put_drop_{reason}"] += len(items)
+        on_done([PutResult(False, reason=reason)] * len(items))
 
     def _begin(
         self,
@@ -88,18 +91,26 @@ class Putter:
         deadline: float,
         tell: Callable[[PutResult], None],
     ) -> Job | None:
+        """Settle an object at once, join it to others, or begin to write it."""
         core = self._core
+        job = early = None
         with core.lock:
-            self._eraser.retry_failed()  # what waits for it keeps space from us
-            early = self._answer_at_once(item, tell)
-            if early is None:
-                put = _Put(item, started, deadline, [tell])
-                self._pending[item.digest] = put
-                core.write_bytes += item.buffer.length
-                return self._allocate(put)
-        if early.reason != "joined":
+            try:
+                self._eraser.retry_failed()  # what waits for it keeps space from us
+                early = self._answer_at_once(item, tell)
+                if early is None:
+                    blocks = core.geometry.blocks_for(item.buffer.length)
+                    put = Put(item, blocks, started, deadline, [tell])
+                    self._pending[item.digest] = put
+                    core.write_bytes += item.buffer.length
+                    job = self._go_on(put)
+            except Exception:
+                log.exception("internal error: a put could not be judged")
+                core.count_fault()
+                early = self._drop("internal")
+        if early is not None and early.reason != "joined":
             tell(early)
-        return None
+        return job
 
     def _answer_at_once(self, item: PutItem, tell: Callable[[PutResult], None]) -> PutResult | None:
         """Settle what needs no writing; None if the object must be written."""
@@ -126,7 +137,7 @@ class Putter:
             # same name, other layout: it can never be loaded again
             core.counts["puts_replacing"] += 1
             self._eraser.drop(row)
-            core.on_evicted([(entry.digest, entry.length, entry.meta)])
+            core.tell_evicted([(entry.digest, entry.length, entry.meta)])
         return None
 
     def _drop(self, reason: str) -> PutResult:
@@ -136,91 +147,144 @@ class Putter:
     def _max_pieces(self, item: PutItem) -> int:
         return max_pieces(self._core.geometry.inode_bytes, len(item.meta))
 
-    def _allocate(self, put: _Put) -> Job | None:
-        """Find space, evicting if need be; what must wait for it is kept aside."""
+    def _go_on(self, put: Put) -> Job | None:
+        """Begin to write a put, keep it waiting, or drop it: also if something raises."""
+        try:
+            if self._eraser.leaving(put.item.digest):
+                # never two inodes of one object: a crash could bring the old one back
+                if self._eraser.in_flight(put.item.digest):
+                    self._wait(put, for_erase=True)
+                else:
+                    self._finish(put, self._drop("being_erased"))
+                return None
+            job = None if len(self._room) else self._try_space(put)
+            if job is None:
+                self._wait(put, for_erase=False)
+        except Exception:
+            log.exception("internal error: a put could not be begun")
+            self._abort(put)
+            return None
+        return job
+
+    def _try_space(self, put: Put) -> Job | None:
+        """Take space and make the job that writes there; None if there is no space."""
         core = self._core
-        if put.item.digest in core.dying:
-            # the media never hold two inodes of one object: a crash could bring the old one back
-            self._eraser.retry_failed()
-            self._wait(put, "being_erased")
-            return None
-        blocks = core.geometry.blocks_for(put.item.buffer.length)
-        down = core.engine.down_mask()
-        pieces = self._max_pieces(put.item)
-        extent = core.space.allocate(blocks, down, pieces)
-        while extent is None and put.evictions < 3:
-            self._make_room(put, blocks)
-            extent = core.space.allocate(blocks, down, pieces)
-            if core.erasing_blocks:
-                break  # wait and see
+        extent = core.reserve(put.blocks, self._max_pieces(put.item))
         if extent is None:
-            self._wait(put, "full")
             return None
-        core.reserved_blocks += extent.blocks
         put.extent = extent
         put.generation = dict(core.generations)
-        self._keep_reserve()
+        self._evictor.keep_reserve()
         return self._data_job(put, extent)
 
-    def _make_room(self, put: _Put, blocks: int) -> None:
-        """Evict for an object that found no space, or none in few enough pieces.
-
-        First the oldest, if blocks are short; then what lies in frames that are nearly free; then
-        the oldest once more.
-        """
-        core = self._core
-        # those who wait count on what is being erased
-        claimed = sum(core.geometry.blocks_for(p.item.buffer.length) for p in self._waiting)
-        free = core.space.free_blocks_up(core.engine.down_mask())
-        frame = core.geometry.frame_blocks
-        scattered = free + core.erasing_blocks - claimed >= blocks + frame
-        put.evictions = max(put.evictions + 1, 2 if scattered else 1)
-        if put.evictions == 2:
-            self._eraser.evict_frames(-(-blocks // frame))
+    def _wait(self, put: Put, *, for_erase: bool) -> None:
+        """Keep a put for what is on its way; its deadline ends that in any case."""
+        core, room = self._core, self._room
+        if core.closing:
+            self._finish(put, self._drop("closing"))
+        elif room.puts >= core.options.max_waiting_puts:
+            self._finish(put, self._drop("backlog"))
+        elif for_erase:
+            room.seat(put)
+            self._eraser.await_change(put.item.digest)
+            self._set_alarm()
         else:
-            self._eraser.evict(max(blocks, 2 * frame) + claimed - core.erasing_blocks)
+            room.queue(put)
+            self._set_alarm()
+            self._evictor.make_up(room)
+            core.wake()
 
-    def _wait(self, put: _Put, reason: str) -> None:
-        """Keep a put until an erase in flight ends; drop it if there is none."""
-        if self._core.erasing_blocks:
-            self._waiting.append(put)
-        else:
-            self._finish(put, self._drop(reason))
-
-    def _keep_reserve(self) -> None:
+    def _serve(self) -> None:
+        """Let waiting puts go on: some, and then others get the lock."""
         core = self._core
-        total = core.space.total_blocks
-        reserve = int(total * core.options.reserve_fraction)
-        free = core.space.free_blocks_up(core.engine.down_mask())
-        missing = reserve - free - core.erasing_blocks
-        if missing > 0:
-            batch = int(total * core.options.evict_batch_fraction)
-            self._eraser.evict(max(missing, batch), at_most=_EVICTED_AHEAD)
-
-    def _retry_waiting(self) -> None:
-        core = self._core
-        jobs = []
         with core.lock:
-            for _ in range(len(self._waiting)):
-                if not self._waiting:
+            for _ in range(_AT_ONCE):
+                digest = self._eraser.take_changed()
+                if digest is None:
                     break
-                put = self._waiting.popleft()
-                if core.engine.now() > put.deadline:
-                    self._finish(put, self._drop("full"))
-                    continue
-                job = self._allocate(put)
-                if job is not None:
-                    jobs.append(job)
-        if jobs:
-            core.engine.submit(jobs)
+                put = self._room.seated(digest)
+                if put is not None and self._room.leave(put):
+                    job = self._go_on(put)
+                    if job is not None:
+                        core.send(job)
+            else:
+                core.wake()
+            for _ in range(_AT_ONCE):
+                if not self._serve_first():
+                    return
+            core.wake()
+
+    def _serve_first(self) -> bool:
+        """Let the first in line go on, or drop it; False if it has to wait."""
+        put = self._room.first
+        if put is None:
+            return False
+        try:
+            return self._serve_one(put)
+        except Exception:
+            log.exception("internal error: a waiting put could not go on")
+            self._abort(put)
+            return True
+
+    def _serve_one(self, put: Put) -> bool:
+        core = self._core
+        if put.deadline <= core.engine.now():
+            self._give_up(put)
+            return True
+        job = self._try_space(put)
+        if job is not None:
+            self._room.leave(put)
+            core.send(job)
+            return True
+        outlook = self._evictor.make_room(put, self._room)
+        if outlook is Outlook.NEVER:
+            self._give_up(put)
+        elif outlook is Outlook.AGAIN:
+            core.wake()
+        return outlook is Outlook.NEVER
+
+    def _set_alarm(self) -> None:
+        due = self._room.next_deadline()
+        if due is not None and (self._alarm_at is None or due < self._alarm_at):
+            self._alarm_at = due
+            self._core.engine.call_at(due, partial(self._ring, due))
+
+    def _ring(self, due: float) -> None:
+        """Drop the puts that have waited long enough."""
+        core = self._core
+        with core.lock:
+            self._alarm_at = None
+            # before its time only when the engine closes: then nothing comes any more
+            now = core.engine.now()
+            until = now if now >= due else float("inf")
+            for _ in range(_AT_ONCE):
+                put = self._room.overdue(until)
+                if put is None:
+                    break
+                self._give_up(put)
+            self._set_alarm()
+            core.wake()  # those behind them may fit
+
+    def _give_up(self, put: Put) -> None:
+        """Drop a put that waits, with what it has waited for as the reason."""
+        seated = self._room.seated(put.item.digest) is put
+        self._room.leave(put)
+        if self._core.closing:
+            self._finish(put, self._drop("closing"))
+        elif seated:
+            self._finish(put, self._drop("being_erased"))
+        elif self._core.backing.is_short:
+            self._finish(put, self._drop("no_space_below"))
+        else:
+            self._finish(put, self._drop("full"))
 
     def abandon_waiting(self) -> None:
-        """Drop the puts that wait for space."""
+        """Drop the puts that wait: the store is being closed."""
         with self._core.lock:
-            while self._waiting:
-                self._finish(self._waiting.popleft(), self._drop("closing"))
+            for put in self._room.all():
+                self._give_up(put)
 
-    def _data_job(self, put: _Put, extent: Extent) -> Job:
+    def _data_job(self, put: Put, extent: Extent) -> Job:
         core = self._core
         buffer = put.item.buffer
         transfers = []
@@ -234,27 +298,49 @@ class Putter:
             True,
             transfers,
             put.deadline,
-            lambda job: self._data_done(put, job),
-            lambda transfer: self._late(put, wrote_inode=False),
+            lambda job: self._guarded(put, job, self._data_done),
+            lambda _: self._late(put),
         )
 
-    def _data_done(self, put: _Put, job: Job) -> None:
+    def _guarded(self, put: Put, job: Job, step: Callable[[Put, Job], None]) -> None:
+        """Go on after a write; whatever raises there, the put is answered and its space kept."""
+        try:
+            step(put, job)
+        except Exception:
+            log.exception("internal error: a put failed half way")
+            with self._core.lock:
+                put.stuck = sum(t.in_kernel for t in job.transfers)
+                self._abort(put)
+
+    def _abort(self, put: Put) -> None:
+        """Answer a put whose handling has raised, and keep its space until it is safe."""
+        core = self._core
+        core.count_fault()
+        self._room.leave(put)
+        extent = put.extent
+        try:
+            if extent is not None and core.ledger.use(extent.row) is Use.RESERVED:
+                if put.stuck or put.inode_begun:
+                    self._quarantine(put, extent)
+                else:
+                    core.free(extent)
+        except Exception:
+            log.exception("internal error: the space of a put is lost until the next start")
+        if self._pending.get(put.item.digest) is put:
+            self._finish(put, self._drop("internal"))
+
+    def _data_done(self, put: Put, job: Job) -> None:
         if not job.ok:
-            self._failed(put, job, wrote_inode=False)
+            self._failed(put, job)
             return
         if job.finished_at > put.deadline:
             # the owner may have reused the buffer before it was hashed
-            self._failed(put, job, wrote_inode=False, reason="deadline")
+            self._failed(put, job, reason="deadline")
             return
-        inode_job: Job | None = None
-        with self._core.defects.guard("an inode was not written"):
-            inode_job = self._inode_job(put, job)
-        if inode_job is None:
-            self._failed(put, job, wrote_inode=False, reason="error")
-        else:
-            self._core.engine.submit([inode_job])
+        self._core.submit([self._inode_job(put, job)])
 
-    def _inode_job(self, put: _Put, job: Job) -> Job:
+    def _inode_job(self, put: Put, job: Job) -> Job:
+        """Make the job that writes the inode of a put whose pieces are written."""
         core = self._core
         extent = put.extent
         assert extent is not None
@@ -282,29 +368,30 @@ class Putter:
         def done(inode_job: Job) -> None:
             if not inode_job.transfers[0].in_kernel:
                 core.inodes.give_back(buffer)
-            self._inode_done(put, inode_job, checksums)
+            self._guarded(put, inode_job, partial(self._inode_done, checksums=checksums))
 
         def late(_: Transfer) -> None:
             core.inodes.give_back(buffer)
-            self._late(put, wrote_inode=True)
+            self._late(put)
 
+        put.inode_begun = True
         transfer = Transfer(member, offset, buffer, 0, core.geometry.inode_bytes)
         return Job(True, [transfer], put.deadline, done, late)
 
-    def _inode_done(self, put: _Put, job: Job, checksums: list[int]) -> None:
+    def _inode_done(self, put: Put, job: Job, checksums: list[int]) -> None:
         core = self._core
         extent = put.extent
         assert extent is not None
         if not job.ok:
-            self._failed(put, job, wrote_inode=True)
+            self._failed(put, job)
             return
         if not core.engine.open_to_writes():  # it came late: a new owner may not have seen it
-            self._failed(put, job, wrote_inode=True, reason="claim_stale")
+            self._failed(put, job, reason="claim_stale")
             return
         with core.lock:
             shard = core.geometry.place(extent.row)[1]
             if put.generation[shard] != core.generations[shard]:
-                self._failed(put, job, wrote_inode=True, reason="cleared")
+                self._failed(put, job, reason="cleared")
                 return
             self._publish(put, extent, checksums)
             length = put.item.buffer.length
@@ -312,7 +399,7 @@ class Putter:
             core.counts["written_bytes"] += length
             self._finish(put, PutResult(True, length))
 
-    def _publish(self, put: _Put, extent: Extent, checksums: list[int]) -> None:
+    def _publish(self, put: Put, extent: Extent, checksums: list[int]) -> None:
         core = self._core
         pieces = [
             (pack_location(*run), checksum)
@@ -322,7 +409,6 @@ class Putter:
         members = 1 << home
         for member, _, _ in extent.runs:
             members |= 1 << member
-        core.reserved_blocks -= extent.blocks
         core.catalog.add(
             extent.row,
             put.item.digest,
@@ -332,8 +418,9 @@ class Putter:
             members=members,
             pieces=pieces,
         )
+        core.ledger.publish(extent.row)
 
-    def _failed(self, put: _Put, job: Job, *, wrote_inode: bool, reason: str = "") -> None:
+    def _failed(self, put: Put, job: Job, *, reason: str = "") -> None:
         """Give the space back, at once or when the kernel lets go of it."""
         core = self._core
         extent = put.extent
@@ -341,9 +428,12 @@ class Putter:
         with core.lock:
             put.stuck = sum(t.in_kernel for t in job.transfers)
             if put.stuck:
-                core.quarantined_blocks += extent.blocks
+                self._quarantine(put, extent)
             else:
-                self._give_back(put, extent, wrote_inode)
+                self._give_back(put, extent)
+            if without_space(job.transfers):
+                core.backing.note_failed(job.transfers)
+                reason = reason or "no_space_below"
             if not reason:
                 timed_out = any(t.status is Status.TIMED_OUT for t in job.transfers)
                 reason = "deadline" if timed_out else "error"
@@ -353,32 +443,35 @@ class Putter:
             self._failures.note(f"{reason}: {error}" if error else reason)
             self._finish(put, self._drop(reason))
 
-    def _late(self, put: _Put, *, wrote_inode: bool) -> None:
+    def _quarantine(self, put: Put, extent: Extent) -> None:
+        """Keep the space until the kernel lets go or, if it has, until the inode is erased."""
+        if put.inode_begun:
+            self._eraser.quarantine_unpublished(extent, put.item.digest, retry=not put.stuck)
+        else:
+            self._core.ledger.quarantine(extent.row)
+
+    def _late(self, put: Put) -> None:
         """Note that a write past its deadline came back; after the last one the space is ours."""
-        core = self._core
         extent = put.extent
         assert extent is not None
-        with core.lock:
+        with self._core.lock:
             put.stuck -= 1
             if put.stuck == 0:
-                core.quarantined_blocks -= extent.blocks
-                self._give_back(put, extent, wrote_inode)
-        core.space_freed()
+                self._give_back(put, extent)
 
-    def _give_back(self, put: _Put, extent: Extent, wrote_inode: bool) -> None:
-        core = self._core
-        if wrote_inode:  # it may be on the media: erase it before the space is used again
+    def _give_back(self, put: Put, extent: Extent) -> None:
+        if put.inode_begun:  # it may be on the media: erase it before the space is used again
             self._eraser.erase_unpublished(extent, put.item.digest)
         else:
-            core.reserved_blocks -= extent.blocks
-            core.space.free(extent)
+            self._core.free(extent)
 
-    def _finish(self, put: _Put, result: PutResult) -> None:
+    def _finish(self, put: Put, result: PutResult) -> None:
+        """Answer a put, once: whoever put it, and those who put the same meanwhile."""
         core = self._core
         core.write_bytes -= put.item.buffer.length
         core.counts["written_us"] += round((core.engine.now() - put.started) * 1e6)
         del self._pending[put.item.digest]
-        for position, tell in enumerate(put.tell):
+        tellers, put.tell = put.tell, []
+        for position, tell in enumerate(tellers):
             # those who joined wrote nothing themselves
             tell(result if position == 0 else PutResult(result.stored, 0, result.reason))
-        put.tell = []

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fx100_lmcache.store.core import Core
+from fx100_lmcache.counters import defects_in
+from fx100_lmcache.store.state import Core
 
 FAILED_PUTS = 10  # after so many failures and no success, the tier does not work
+_FAILURES = ("error", "deadline", "no_space_below")
 
 
 def problems_of(core: Core, *, of_claims: list[str], unerased: int) -> list[str]:
@@ -17,9 +19,11 @@ def problems_of(core: Core, *, of_claims: list[str], unerased: int) -> list[str]
         if state.state != "up"
     ]
     found += of_claims
+    found += core.backing.problems(core.engine.down_mask())
     with core.lock:
-        failed = core.counts["put_drop_error"] + core.counts["put_drop_deadline"]
+        failed = sum(core.counts[f"put_drop_{reason}"] for reason in _FAILURES)
         stored = core.counts["puts_stored"]
+        found += defects_in(core.counts)
     if failed >= FAILED_PUTS and not stored:
         found.append(f"none of {failed} puts succeeded")
     if core.defects.count:
@@ -32,6 +36,7 @@ def problems_of(core: Core, *, of_claims: list[str], unerased: int) -> list[str]
 def status_of(core: Core) -> dict[str, Any]:
     """Describe entries, space, work in flight and members, as plain values."""
     space = core.report()
+    stocks, kept = core.stocks(), core.options.reserve_fraction
     return {
         "engine": core.engine.kind,
         "entries": len(core.catalog),
@@ -42,11 +47,23 @@ def status_of(core: Core) -> dict[str, Any]:
             "free": space.free,
             "used": space.used,
             "quarantined": space.quarantined,
+            "withheld": space.withheld,
         },
+        "inodes": {
+            "total": core.space.all_slots,
+            "free": stocks.inodes.free,
+            "used": stocks.inodes.used,
+            "withheld": core.space.all_slots - stocks.inodes.total,
+        },
+        "used_share": round(stocks.used_share(kept), 4),
+        "limit": stocks.limit,
         "write_backlog_bytes": core.write_bytes,
         "jobs_in_flight": core.engine.open_jobs,
         "members": [
-            {name: getattr(state, name) for name in state.__slots__}
-            for state in core.engine.states()
+            {
+                **{name: getattr(state, name) for name in state.__slots__},
+                "no_space_below": core.backing.short(number),
+            }
+            for number, state in enumerate(core.engine.states())
         ],
     }

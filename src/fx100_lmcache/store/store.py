@@ -14,26 +14,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fx100_lmcache.aligned import return_memory
-from fx100_lmcache.claiming import Claimer, Taken
-from fx100_lmcache.engine.base import Engine
+from fx100_lmcache.buffers import return_memory
+from fx100_lmcache.engine.jobs import Engine
 from fx100_lmcache.errors import ClaimError
-from fx100_lmcache.identity import ChunkMeta
-from fx100_lmcache.machine import Machine, this_machine
 from fx100_lmcache.members.base import Member
+from fx100_lmcache.ondisk.chunk_meta import ChunkMeta
 from fx100_lmcache.ondisk.reason import IMPOSSIBLE, TEXTS, Reason
-from fx100_lmcache.recovery import Recovered, recover
 from fx100_lmcache.store.clear import Clearer
-from fx100_lmcache.store.core import Core, Evicted, SpaceReport, StoreOptions
 from fx100_lmcache.store.erase import Eraser
 from fx100_lmcache.store.heartbeat import Heartbeat
-from fx100_lmcache.store.items import LoadItem, LoadResult, PutItem, PutResult
 from fx100_lmcache.store.load import Loader
 from fx100_lmcache.store.lookup import describe, lookup, unpin
 from fx100_lmcache.store.ownership import Ownership
 from fx100_lmcache.store.put import Putter
 from fx100_lmcache.store.report import problems_of, status_of
-from fx100_lmcache.volume import Volume
+from fx100_lmcache.store.state import Core, Evicted, SpaceReport, StoreOptions
+from fx100_lmcache.store.trials import SpaceTrials
+from fx100_lmcache.store.types import LoadItem, LoadResult, PutItem, PutResult
+from fx100_lmcache.volume.claiming import Claimer, Taken
+from fx100_lmcache.volume.machine import Machine, this_machine
+from fx100_lmcache.volume.recovery import Recovered, recover
+from fx100_lmcache.volume.volume import Volume
 
 log = logging.getLogger(__name__)
 
@@ -138,6 +139,7 @@ class Store:
         self.torn_inodes = 0
         self.dropped_inodes: dict[str, int] = {}
         self._recover()
+        self._engine.on_look = SpaceTrials(self._core, self._owner.check).look
         if len(self) > _MANY_ENTRIES:
             return_memory()
 
@@ -217,6 +219,7 @@ class Store:
             self._core.space.hold_slot(row)
         numbers = np.array([catalog.intern_meta(meta) for meta in found.metas], np.int64)
         self._core.space.mark_recovered(found.rows, found.locations)
+        self._core.ledger.recover(int(found.blocks.sum()))
         catalog.add_recovered(
             found.rows,
             found.words,
@@ -240,18 +243,30 @@ class Store:
         if self.forked:
             on_done([PutResult(False, reason="forked")] * len(items))
             return
-        until = self._core.engine.now() + (deadline_s or self.options.store_s)
+        core = self._core
+        until = core.engine.now() + (deadline_s or self.options.store_s)
+        unanswered = [(items, on_done)]  # taken by the look at the claim, or at the deadline
 
-        def go(ours: bool) -> None:
+        def answer(ours: bool, refused_since: str) -> None:
+            with core.lock:
+                if not unanswered:
+                    return
+                items, on_done = unanswered.pop()
             if ours:
-                left_s = until - self._core.engine.now()  # the look at the claim took some of it
+                left_s = until - core.engine.now()  # the look at the claim took some of it
                 self._putter.put(items, on_done, max(left_s, 1e-3))
             else:
-                reason = self._owner.why_not()
-                self._core.counts[f"put_drop_{reason}"] += len(items)
-                on_done([PutResult(False, reason=reason)] * len(items))
+                self._putter.refuse(items, on_done, refused_since)
+
+        def go(ours: bool) -> None:
+            answer(ours, "" if ours else self._owner.why_not())
+
+        def too_late() -> None:
+            answer(False, "deadline")
 
         self._owner.check(go)
+        if unanswered:
+            core.engine.call_at(until, too_late)
 
     def load(
         self,
@@ -331,9 +346,9 @@ class Store:
             for row in dict.fromkeys(core.catalog.find(digests).tolist()):
                 if row < 0 or (core.catalog.pinned(row, core.engine.now()) and not force):
                     continue
-                entry = core.catalog.entry(row)
-                self._eraser.drop(row)
-                removed.append((entry.digest, entry.length))
+                entry = self._eraser.drop(row)
+                if entry is not None:
+                    removed.append((entry.digest, entry.length))
             core.counts["removes"] += len(removed)
             if tell is not None and removed:
                 tell(removed)
@@ -395,14 +410,18 @@ class Store:
         Their order is that of now; those that are gone when their batch is made are left out.
         """
         with self._core.lock:
-            rows = self._core.catalog.rows_by_age()
-        return self._in_batches(rows, batch)
+            rows, used_at = self._core.catalog.ages()
+        # sorted without the lock: of millions that takes longer than a lookup may
+        return self._in_batches(rows[np.argsort(used_at)], batch)
 
-    def _in_batches(self, rows: list[int], batch: int) -> Iterator[list[tuple[bytes, int, int]]]:
+    def _in_batches(
+        self, rows: npt.NDArray[np.int64], batch: int
+    ) -> Iterator[list[tuple[bytes, int, int]]]:
         core = self._core
         for at in range(0, len(rows), batch):
+            some = rows[at : at + batch].tolist()
             with core.lock:
-                live = [row for row in rows[at : at + batch] if core.catalog.is_live(row)]
+                live = [row for row in some if core.catalog.is_live(row)]
                 told = [(e.digest, e.length, e.meta) for e in map(core.catalog.entry, live)]
             yield told
 
@@ -422,9 +441,14 @@ class Store:
     @property
     def capacity_bytes(self) -> int:
         """Bytes that entries can take before the store evicts by itself."""
-        blocks = self._core.space.total_blocks
-        reserve = int(blocks * self.options.reserve_fraction)
-        return (blocks - reserve) * self._core.geometry.block_bytes
+        blocks = self._core.stocks().blocks
+        reserve = blocks.reserve(self.options.reserve_fraction)
+        return (blocks.total - reserve) * self._core.geometry.block_bytes
+
+    @property
+    def used_share(self) -> float:
+        """Share in use of what is scarce, blocks or inodes: at 1 the store evicts by itself."""
+        return self._core.stocks().used_share(self.options.reserve_fraction)
 
     def space(self) -> SpaceReport:
         """Count blocks by what they are used for."""
@@ -530,7 +554,11 @@ class Store:
 
         # on a thread of its own: a device that hangs must not keep the caller
         flushing = threading.Thread(target=flush, name="fx100-flush", daemon=True)
-        flushing.start()
+        try:
+            flushing.start()
+        except RuntimeError as problem:  # no threads; under this kernel it can be opened again
+            log.warning("claims not given back: %s", problem)
+            return 0
         flushing.join(max(_SHORTEST_WAIT_S, until - time.monotonic()))
         hangs = flushing.is_alive()
         given = False

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import xxhash
 
 from fx100_lmcache.errors import RecordError
-from fx100_lmcache.geometry import CLAIM_BYTES, LABEL_BYTES
-from fx100_lmcache.identity import ChunkMeta, Layout, Scope, pack_fields, unpack_fields
+from fx100_lmcache.ondisk.chunk_meta import ChunkMeta, Layout, Scope, pack_fields, unpack_fields
+from fx100_lmcache.ondisk.geometry import CLAIM_BYTES, LABEL_BYTES
 from fx100_lmcache.ondisk.inode import seed_of
 
 _INODE = struct.Struct("<4sHH 16s HBBI IHH QQ 48s QQ")

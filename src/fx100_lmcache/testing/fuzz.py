@@ -28,18 +28,18 @@ from fx100_lmcache.errors import (
     RecordError,
     UnsupportedVersionError,
 )
-from fx100_lmcache.geometry import LABEL_BYTES
 from fx100_lmcache.ondisk.claim_block import ClaimBlock, next_counter, next_epoch, unpack_claim
+from fx100_lmcache.ondisk.geometry import LABEL_BYTES
 from fx100_lmcache.ondisk.label import unpack_label
-from fx100_lmcache.recovery import recover
 from fx100_lmcache.testing.crash import Violation
 from fx100_lmcache.testing.forge import Forger, InodeDraft
 from fx100_lmcache.testing.fuzz_store import Rules, Stores, file_stores, memory_stores
 from fx100_lmcache.testing.fuzz_worlds import VOLUME, WALL_S, World, worlds
 from fx100_lmcache.testing.memory import MemoryMember
 from fx100_lmcache.testing.reference import Reference
+from fx100_lmcache.volume.recovery import recover
 
-KINDS = {"label": 30, "claim": 15, "tables": 45, "store": 10}
+KINDS = {"label": 35, "claim": 20, "tables": 40, "store": 5}
 """Kinds of cases and their shares; see the methods of :class:`Fuzzer`."""
 
 

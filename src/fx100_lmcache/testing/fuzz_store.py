@@ -10,25 +10,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 import xxhash
 
-from fx100_lmcache.aligned import zero_buffer
-from fx100_lmcache.claim import newest_claim, read_claims
-from fx100_lmcache.engine.lane_engine import LaneEngine
-from fx100_lmcache.engine.slot import EngineOptions
+from fx100_lmcache.buffers import zero_buffer
+from fx100_lmcache.engine.engine import LaneEngine
+from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.errors import ClaimError
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.members.device import open_member
 from fx100_lmcache.store import LoadItem, LoadResult, PutItem, PutResult, Store, StoreOptions
+from fx100_lmcache.testing.clock import SimulatedClock
 from fx100_lmcache.testing.fuzz_worlds import WALL_S
 from fx100_lmcache.testing.guarded import GuardedBuffer
 from fx100_lmcache.testing.harness import META, digest_of, value_of
 from fx100_lmcache.testing.inline import inline_engine
 from fx100_lmcache.testing.memory import MemoryMember
 from fx100_lmcache.testing.reference import Expected, Found, Reference
-from fx100_lmcache.volume import Volume, assemble
+from fx100_lmcache.volume.claim import newest_claim, read_claims
+from fx100_lmcache.volume.machine import this_machine
+from fx100_lmcache.volume.volume import Volume, assemble
+
+Result = TypeVar("Result")
 
 _WAIT_S = 30.0
 _OPTIONS = StoreOptions(claim_check_s=1e9, reserve_fraction=0.0)
@@ -55,6 +59,26 @@ class Rules:
 Stores = Callable[[list[bytearray], Rules], "Opened"]
 
 
+class _Answer(Generic[Result]):
+    """Waits for the results of a call, which may come from any thread, once."""
+
+    def __init__(self) -> None:
+        self._results: list[Result] | None = None
+        self._there = threading.Event()
+
+    def take(self, results: list[Result]) -> None:
+        """Take the results."""
+        assert self._results is None, "answered twice"
+        self._results = results
+        self._there.set()
+
+    def wait(self, what: str) -> list[Result]:
+        """Wait for them."""
+        assert self._there.wait(_WAIT_S), f"a {what} was never answered"
+        assert self._results is not None
+        return self._results
+
+
 class Opened:
     """A store on forged media.
 
@@ -79,6 +103,7 @@ class Opened:
         self.dropped: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
         self._open()
+        self.outcomes[f"engine {self._engine.kind}"] += 1
         self.dropped.update({r.value: n for r, n in self._expected.dropped.items()})
 
     def __enter__(self) -> Self:
@@ -111,13 +136,20 @@ class Opened:
         self._expected: Expected = Reference(g, uuid, generations, epoch).expected(media)
 
     def _open_store(self, volume: Volume) -> Store:
-        how = {"options": _OPTIONS, "wall_clock": lambda: self._wall_s}
+        clock = SimulatedClock()
+        how = {
+            "options": _OPTIONS,
+            "wall_clock": lambda: self._wall_s,
+            "machine": replace(this_machine(), clock=clock, sleep=clock.advance),
+            "heartbeat": False,
+        }
         try:
             return Store(volume, self._engine, **how)  # type: ignore[arg-type]
         except ClaimError:
             if not self._rules.odd_claims:
                 raise
             self.outcomes["claimed by another host"] += 1
+            self._engine = self._make_engine(volume.members)  # that one was closed
             return Store(volume, self._engine, take_over=True, **how)  # type: ignore[arg-type]
 
     def _close(self) -> None:
@@ -224,11 +256,9 @@ class Opened:
             LoadItem(digest, buffer.buffer, lambda _meta, _length: True)
             for digest, buffer in zip(digests, buffers, strict=True)
         ]
-        results: list[LoadResult] = []
-        done = threading.Event()
-        self.store.load(items, lambda told: (results.extend(told), done.set())[0])
-        assert done.wait(_WAIT_S), "a load was never answered"
-        return results
+        answer: _Answer[LoadResult] = _Answer()
+        self.store.load(items, answer.take)
+        return answer.wait("load")
 
     def _put(self, names: Sequence[str], length: int) -> list[PutResult]:
         items = []
@@ -237,11 +267,9 @@ class Opened:
             buffer.view[:length] = _value(name, length)
             buffer.length = length
             items.append(PutItem(digest_of(name), META, buffer))
-        results: list[PutResult] = []
-        done = threading.Event()
-        self.store.put(items, lambda told: (results.extend(told), done.set())[0])
-        assert done.wait(_WAIT_S), "a put was never answered"
-        return results
+        answer: _Answer[PutResult] = _Answer()
+        self.store.put(items, answer.take)
+        return answer.wait("put")
 
     def _remove(self, rng: random.Random) -> None:
         digests = [digest for _, digest, _, _ in self.store.entries()]

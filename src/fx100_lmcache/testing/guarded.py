@@ -6,9 +6,8 @@ import ctypes
 import mmap
 import os
 
-from fx100_lmcache.aligned import address_of
-from fx100_lmcache.engine.base import IoBuffer
-from fx100_lmcache.geometry import round_up
+from fx100_lmcache.buffers import IoBuffer, address_of
+from fx100_lmcache.ondisk.geometry import round_up
 
 _PAGE = mmap.PAGESIZE
 _CANARY = 0xA5

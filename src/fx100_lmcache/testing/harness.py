@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from fx100_lmcache.aligned import zero_buffer
-from fx100_lmcache.engine.lane_engine import LaneEngine
-from fx100_lmcache.geometry import Geometry, plan_geometry
-from fx100_lmcache.identity import ChunkMeta, Layout, Scope
-from fx100_lmcache.machine import Machine, this_machine
+from fx100_lmcache.buffers import zero_buffer
+from fx100_lmcache.engine.defects import Defects
+from fx100_lmcache.engine.engine import LaneEngine
+from fx100_lmcache.members.base import Member
+from fx100_lmcache.ondisk.chunk_meta import ChunkMeta, Layout, Scope
+from fx100_lmcache.ondisk.geometry import Geometry, plan_geometry
 from fx100_lmcache.store import LoadItem, LoadResult, PutItem, PutResult, Store, StoreOptions
 from fx100_lmcache.testing.clock import SimulatedClock
 from fx100_lmcache.testing.inline import InlineLanes, inline_engine
 from fx100_lmcache.testing.memory import Journal, MemoryMember, memory_members
-from fx100_lmcache.volume import assemble, format_volume
+from fx100_lmcache.volume.machine import Machine, this_machine
+from fx100_lmcache.volume.volume import assemble, format_volume
 
 SCOPE = Scope("mp", "test/model", 1)
 META = ChunkMeta(SCOPE, Layout("KV_2LTD", (("bfloat16", (2, 4, 8)),))).pack()
+
+
+def _answers(_: int, member: Member) -> Member | None:
+    """Return a member that is there, which one that is gone is not."""
+    return None if isinstance(member, MemoryMember) and member.gone else member
 
 
 def digest_of(name: str) -> bytes:
@@ -57,6 +64,8 @@ class Rig:
         Kept over :meth:`reopen`.
     wall_s : int
         Unix time for claims; rises with every open.
+    defects : Defects or None
+        Where the next engine counts what handlers raise; None has it come out.
     machine : Machine
         Its clock is that of leases and watches, ``claim_clock``, which moves only when somebody
         sleeps, or when told to. Claims are renewed by ``store.beat()``.
@@ -68,6 +77,7 @@ class Rig:
     wall_s: int = 1_000_000
     clock: SimulatedClock = field(default_factory=SimulatedClock)
     evicted: list[bytes] = field(default_factory=list)
+    defects: Defects | None = None
     claim_clock: SimulatedClock = field(default_factory=SimulatedClock)
     machine: Machine = field(init=False)
     store: Store = field(init=False)
@@ -105,7 +115,10 @@ class Rig:
         """Open the volume on a new engine, as a new process would."""
         volume = assemble(self.members)
         self.engine, self.lanes, _ = inline_engine(
-            volume.members, clock=self.clock, probe=lambda _, member: member
+            volume.members,
+            clock=self.clock,
+            probe=_answers,
+            defects=self.defects,
         )
         self.store = Store(
             volume,
@@ -117,6 +130,11 @@ class Rig:
             heartbeat=False,
         )
         self.store.on_evicted(lambda told: self.evicted.extend(d for d, _, _ in told))
+
+    def look(self) -> None:
+        """Have the engine look at every member, as it does once a second."""
+        for number in range(len(self.members)):
+            self.engine.probe(number)
 
     def reopen(self) -> None:
         """Forget all process state and open again, as after SIGKILL."""
@@ -158,5 +176,10 @@ class Rig:
     def check_space(self) -> None:
         """Assert that every block is accounted for, once."""
         space = self.store.space()
-        assert space.free + space.used + space.quarantined == space.total, space
-        assert min(space.free, space.used, space.quarantined) >= 0, space
+        parts = (space.free, space.used, space.quarantined, space.withheld)
+        assert sum(parts) == space.total, space
+        assert min(parts) >= 0, space
+        core = self.store._core
+        with core.lock:
+            taken = core.space.free_blocks + core.space.withheld_blocks
+            core.ledger.check(taken, core.catalog.used_blocks())

@@ -7,19 +7,19 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fx100_lmcache.aligned import zero_buffer
-from fx100_lmcache.claim import valid_claims
-from fx100_lmcache.engine.expiry import Expiry
-from fx100_lmcache.engine.lane_engine import LaneEngine
-from fx100_lmcache.engine.slot import EngineOptions
+from fx100_lmcache.buffers import zero_buffer
+from fx100_lmcache.engine.deadlines import Expiry
+from fx100_lmcache.engine.engine import LaneEngine
+from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.errors import ClaimError
-from fx100_lmcache.geometry import CLAIM_BYTES
-from fx100_lmcache.machine import Machine
+from fx100_lmcache.ondisk.geometry import CLAIM_BYTES
 from fx100_lmcache.store import PutItem, PutResult, Store, StoreOptions
 from fx100_lmcache.testing.harness import META, digest_of
 from fx100_lmcache.testing.inline import InlineLanes, RaisingDefects
 from fx100_lmcache.testing.memory import Fault, MemoryMember
-from fx100_lmcache.volume import assemble
+from fx100_lmcache.volume.claim import valid_claims
+from fx100_lmcache.volume.machine import Machine
+from fx100_lmcache.volume.volume import assemble
 
 if TYPE_CHECKING:  # which imports this module
     from fx100_lmcache.testing.hosts import World

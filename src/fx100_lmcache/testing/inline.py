@@ -1,6 +1,6 @@
 """Lanes without threads: transfers are made at once, in the order submitted.
 
-With these the product's own engine (:class:`~fx100_lmcache.engine.lane_engine.LaneEngine`) is
+With these the product's own engine (:class:`~fx100_lmcache.engine.engine.LaneEngine`) is
 deterministic: deadlines pass when :meth:`InlineLanes.expire` is called, and a stalled transfer
 stays in the kernel until :meth:`InlineLanes.release`.
 """
@@ -12,14 +12,14 @@ from collections.abc import Iterable, Sequence
 
 import xxhash
 
-from fx100_lmcache.engine.base import Status, Transfer
 from fx100_lmcache.engine.defects import Defects
+from fx100_lmcache.engine.engine import LaneEngine
+from fx100_lmcache.engine.jobs import Status, Transfer
 from fx100_lmcache.engine.lane import Finish
-from fx100_lmcache.engine.lane_engine import LaneEngine
-from fx100_lmcache.engine.slot import EngineOptions
+from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.engine.stripe import Probe
-from fx100_lmcache.geometry import round_up
 from fx100_lmcache.members.base import Member
+from fx100_lmcache.ondisk.geometry import round_up
 from fx100_lmcache.testing.clock import SimulatedClock
 
 

@@ -63,7 +63,7 @@ class Interposed:
             operate()
         finally:
             sys.settrace(before)
-            threading.settrace(before)  # type: ignore[arg-type]
+            threading.settrace(before)
         self._interpose()
         assert self._actor is not None
         self._actor.join(30.0)

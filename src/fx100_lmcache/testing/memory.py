@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from fx100_lmcache.testing.inline import Stalled
 
+THIN_UNIT_BYTES = 4096
+"""What a thin member gets from below at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -106,6 +109,8 @@ class MemoryMember:
         self.journal = journal
         self.faults: list[Fault] = []
         self.gone = False
+        self.room_bytes: int | None = None
+        self._backed: set[int] = set()
         self.calls: deque[tuple[str, int, int]] = deque(maxlen=10_000)
         self._max_io_bytes = max_io_bytes
         self._too_large_errno = too_large_errno
@@ -115,6 +120,14 @@ class MemoryMember:
     def fileno(self) -> int | None:
         """Return None: there is no descriptor."""
         return None
+
+    def make_thin(self, room_bytes: int) -> None:
+        """Have only so much space for what was never written so far, as in a thin pool.
+
+        ``room_bytes`` says what is left of it, and may be raised again.
+        """
+        self.room_bytes = room_bytes
+        self._backed = {start // THIN_UNIT_BYTES for start in self._before}
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
         """Read, with what may go wrong."""
@@ -143,6 +156,9 @@ class MemoryMember:
         if self.gone:
             raise OSError(errno.ENOSPC, "device is gone")  # as a real one does
         data, at, count = bytes(buffer), offset, len(buffer)
+        if self.room_bytes is not None:
+            count = self._backed_part(offset, count)
+            data = data[:count]
         for fault in self._striking("write", offset, len(buffer)):
             if fault.kind == "error":
                 raise OSError(fault.value or errno.EIO, "injected write error")
@@ -180,6 +196,21 @@ class MemoryMember:
             raise OSError(errno.EINVAL, f"unaligned or outside: {length} bytes at {offset}")
         if length > self._max_io_bytes:
             raise OSError(self._too_large_errno, f"{length} bytes in one call")
+
+    def _backed_part(self, offset: int, length: int) -> int:
+        """Get space from below; return for how many bytes there is some."""
+        assert self.room_bytes is not None
+        for unit in range(offset // THIN_UNIT_BYTES, -(-(offset + length) // THIN_UNIT_BYTES)):
+            if unit in self._backed:
+                continue
+            if self.room_bytes < THIN_UNIT_BYTES:
+                there = unit * THIN_UNIT_BYTES - offset
+                if there <= 0:
+                    raise OSError(errno.ENOSPC, "no space below")
+                return there
+            self.room_bytes -= THIN_UNIT_BYTES
+            self._backed.add(unit)
+        return length
 
     def _striking(self, on: str, offset: int, length: int) -> list[Fault]:
         return [fault for fault in self.faults if fault.strikes(on, offset, length)]

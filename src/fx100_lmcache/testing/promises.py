@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from fx100_lmcache import claim as rules
-from fx100_lmcache.aligned import zero_buffer
-from fx100_lmcache.claim import ClaimTiming, valid_claims
-from fx100_lmcache.geometry import CLAIM_BYTES, round_up
+from fx100_lmcache.buffers import zero_buffer
 from fx100_lmcache.ondisk.claim_block import ClaimBlock
+from fx100_lmcache.ondisk.geometry import CLAIM_BYTES, round_up
 from fx100_lmcache.store import LoadItem, LoadResult, StoreOptions
 from fx100_lmcache.testing.harness import Rig, digest_of
 from fx100_lmcache.testing.host import LENGTHS, NAMES, RATES, Process
+from fx100_lmcache.volume import claim as rules
+from fx100_lmcache.volume.claim import ClaimTiming, valid_claims
 
 if TYPE_CHECKING:  # which imports this module
     from fx100_lmcache.testing.hosts import World

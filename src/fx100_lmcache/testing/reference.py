@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import xxhash
 
 from fx100_lmcache.errors import RecordError
-from fx100_lmcache.geometry import Geometry
-from fx100_lmcache.identity import ChunkMeta
+from fx100_lmcache.ondisk.chunk_meta import ChunkMeta
+from fx100_lmcache.ondisk.geometry import Geometry
 from fx100_lmcache.ondisk.reason import Reason
 
 _HEAD = struct.Struct("<Q4sHH16sHBBIIHHQQ48sQQ")

@@ -1,0 +1,1 @@
+"""Benchmarks over a real NVMe-oF target: run them behind `tests/nvmet/run`."""

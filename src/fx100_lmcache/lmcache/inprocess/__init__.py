@@ -1,0 +1,1 @@
+"""What the plugin inside the vLLM workers (in-process mode) is made of."""

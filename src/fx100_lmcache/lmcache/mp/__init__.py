@@ -1,0 +1,1 @@
+"""What the adapter of LMCache's server (multiprocess mode) is made of."""

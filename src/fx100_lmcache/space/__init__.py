@@ -1,0 +1,1 @@
+"""Which blocks are free, and the books of the others. Pure."""

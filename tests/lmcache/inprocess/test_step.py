@@ -1,0 +1,135 @@
+"""Telling vLLM which blocks not to use, against a stand-in and against LMCache's own connector."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fx100_lmcache.lmcache.inprocess.forward_pass import LayerLoadError, Step, find_connector
+from support.inprocess_engine import Vllm
+
+STATE = "vllm.distributed.kv_transfer.kv_transfer_state"
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    vllm = Vllm()
+    vllm.install(monkeypatch)
+    return vllm
+
+
+def test_a_pass_is_spoilt_until_it_ends(vllm):
+    step = Step(16)
+    with vllm.step(16):
+        assert not step.spoilt
+        step.spoil()
+        assert step.spoilt
+    assert not step.spoilt
+    with vllm.step(16):
+        assert not step.spoilt
+
+
+def test_outside_of_a_pass_nothing_is_spoilt(vllm, monkeypatch):
+    step = Step(16)
+    step.spoil()
+    assert not step.spoilt
+    monkeypatch.delitem(sys.modules, STATE)
+    step.spoil()
+    assert not step.spoilt
+    assert find_connector() is None
+
+
+def test_blocks_are_invalid_from_the_chunk_on_that_is_loaded_over(vllm):
+    with vllm.step(64, has_already=24):  # LMCache loads from token 16 on
+        assert Step(16).invalidate() == 48 // vllm.BLOCK_TOKENS
+    assert vllm.take_invalid_tokens() == list(range(16, 64))
+
+
+def test_of_several_requests_those_that_load_are_invalid(vllm):
+    def request(start, can_load):
+        load = SimpleNamespace(vllm_cached_tokens=0, lmcache_cached_tokens=16, can_load=can_load)
+        return SimpleNamespace(load_spec=load, slot_mapping=torch.arange(start, start + 32))
+
+    with vllm.step():
+        idle = SimpleNamespace(load_spec=None, slot_mapping=torch.arange(8))
+        vllm._connector_metadata.requests = [
+            request(160, True),
+            idle,
+            request(320, False),
+            request(480, True),
+        ]
+        Step(16).invalidate()
+    assert vllm.take_invalid_tokens() == [*range(160, 176), *range(480, 496)]
+
+
+def test_slots_that_vllm_left_out_are_no_blocks(vllm):
+    with vllm.step(16):
+        vllm._connector_metadata.requests[0].slot_mapping = torch.tensor([-1] * 8 + [*range(8, 16)])
+        Step(16).invalidate()
+    assert vllm.take_invalid_tokens() == list(range(8, 16))
+
+
+def test_a_connector_among_others_is_found(vllm, monkeypatch):
+    several = SimpleNamespace(_connectors=[SimpleNamespace(), vllm])
+    state = SimpleNamespace(
+        has_kv_transfer_group=lambda: True, get_kv_transfer_group=lambda: several
+    )
+    monkeypatch.setitem(sys.modules, STATE, state)
+    assert find_connector() is vllm
+    several._connectors.pop()
+    assert find_connector() is None
+    state.has_kv_transfer_group = lambda: False
+    assert find_connector() is None
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda vllm: setattr(vllm, "_connector_metadata", None),
+        lambda vllm: setattr(vllm._connector_metadata, "requests", []),
+        lambda vllm: delattr(vllm._lmcache_engine, "_block_size"),
+        lambda vllm: delattr(vllm._lmcache_engine, "_invalid_block_ids"),
+    ],
+    ids=["no_pass", "no_request", "no_block_size", "no_invalid_blocks"],
+)
+def test_a_vllm_that_cannot_be_told_is_an_error(vllm, spoil):
+    with vllm.step(16):
+        spoil(vllm)
+        with pytest.raises(LayerLoadError):
+            Step(16).invalidate()
+
+
+@pytest.mark.timeout(180)  # vLLM takes its time to import
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
+def test_lmcaches_own_connector_has_what_is_used_here(monkeypatch):
+    """The names are private ones of LMCache 0.5.6: of another version they may be gone."""
+    pytest.importorskip("vllm", reason="needs the vllm package")
+    from lmcache.integration.vllm.vllm_v1_adapter import (
+        LMCacheConnectorMetadata,
+        LMCacheConnectorV1Impl,
+        LoadSpec,
+        ReqMeta,
+    )
+    from vllm.distributed.kv_transfer import kv_transfer_state
+    from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
+
+    lmcache = LMCacheConnectorV1Impl.__new__(LMCacheConnectorV1Impl)
+    lmcache._block_size, lmcache._invalid_block_ids = 8, set()
+    connector = LMCacheConnectorV1.__new__(LMCacheConnectorV1)
+    connector._lmcache_engine = lmcache
+    slots = torch.randperm(640)[:64]
+    load = LoadSpec(vllm_cached_tokens=24, lmcache_cached_tokens=48, can_load=True)
+    told = LMCacheConnectorMetadata()
+    told.requests.append(ReqMeta("a", list(range(64)), slots, load_spec=load))
+    monkeypatch.setattr(kv_transfer_state, "_KV_CONNECTOR_AGENT", connector)
+    connector.bind_connector_metadata(told)
+    step = Step(16)
+    step.spoil()
+    assert step.spoilt
+    step.invalidate()
+    wanted = torch.arange(48) >= 16
+    theirs = lmcache.record_failed_blocks("a", wanted, torch.zeros(48, dtype=bool), slots[:48])
+    assert connector.get_block_ids_with_load_errors() == theirs
+    connector.clear_connector_metadata()
+    assert not step.spoilt

@@ -1,0 +1,1 @@
+"""Tests of the C extension: bounds, lifetimes, memory, sanitizers."""
