@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fx100_lmcache.testing import hosts
+from fx100_lmcache.testing.host import RATES
 from fx100_lmcache.testing.hosts import VARIETIES, Odds, World, run_schedules
 from fx100_lmcache.volume import claim
 from fx100_lmcache.volume.claim import ClaimTiming
@@ -49,7 +49,7 @@ def test_without_pauses_no_owner_that_lives_loses_its_shard() -> None:
 
 def test_what_the_model_assumes_of_clocks_fits_the_timing() -> None:
     """A slow owner and a fast watcher, at rates far worse than any real clock's."""
-    slow, fast = hosts.RATES
+    slow, fast = RATES
     timing = ClaimTiming()
     assert (timing.lease_s + timing.renew_within_s) / slow < timing.watch_s / fast
     assert claim.WRITE_WITHIN_S / slow < SETTLE_S / fast
