@@ -28,6 +28,10 @@ class Stock:
         """What is taken."""
         return self.total - self.free
 
+    def after(self, coming: int) -> Stock:
+        """Return the stock when so much more of it is free."""
+        return Stock(self.total, min(self.total, self.free + coming))
+
     def reserve(self, fraction: float) -> int:
         """Return how much of it is kept free."""
         return int(self.total * fraction)

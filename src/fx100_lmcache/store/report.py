@@ -36,7 +36,7 @@ def problems_of(core: Core, *, of_claims: list[str], unerased: int) -> list[str]
 def status_of(core: Core) -> dict[str, Any]:
     """Describe entries, space, work in flight and members, as plain values."""
     space = core.report()
-    stocks, kept = core.stocks(), core.options.reserve_fraction
+    stocks = core.stocks()
     return {
         "engine": core.engine.kind,
         "entries": len(core.catalog),
@@ -55,7 +55,7 @@ def status_of(core: Core) -> dict[str, Any]:
             "used": stocks.inodes.used,
             "withheld": core.space.all_slots - stocks.inodes.total,
         },
-        "used_share": round(stocks.used_share(kept), 4),
+        "used_share": round(core.used_share(), 4),
         "limit": stocks.limit,
         "write_backlog_bytes": core.write_bytes,
         "jobs_in_flight": core.engine.open_jobs,

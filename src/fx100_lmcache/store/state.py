@@ -234,6 +234,18 @@ class Core:
                 Stock(space.slots, space.free_slots_up(closed_mask)),
             )
 
+    def used_share(self) -> float:
+        """Share in use of what is scarce, without what is being erased: 0 to 1.
+
+        LMCache's evictor looks right after a delete; it would take too much if that still counted.
+        """
+        with self.lock:
+            now, ledger = self.stocks(), self.ledger
+            after = Stocks(
+                now.blocks.after(ledger.erasing_blocks), now.inodes.after(ledger.erases_in_flight)
+            )
+        return after.used_share(self.options.reserve_fraction)
+
 
 def _ignore_evicted(evicted: Sequence[tuple[bytes, int, int]]) -> None:
     """Nobody wants to know."""

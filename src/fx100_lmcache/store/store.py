@@ -448,7 +448,7 @@ class Store:
     @property
     def used_share(self) -> float:
         """Share in use of what is scarce, blocks or inodes: at 1 the store evicts by itself."""
-        return self._core.stocks().used_share(self.options.reserve_fraction)
+        return self._core.used_share()
 
     def space(self) -> SpaceReport:
         """Count blocks by what they are used for."""
