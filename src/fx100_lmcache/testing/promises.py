@@ -49,6 +49,8 @@ class Promises:
         self.owner: Process | None = None
         self._renewed_at: dict[tuple[int, str], float] = {}
         self._stale_writers: set[object] = set()
+        self._hidden = False  # the owner's claim, by two stale writes
+        self._hidden_until = float("-inf")
 
     def broken(self, what: str) -> NoReturn:
         """End the schedule.
@@ -86,7 +88,8 @@ class Promises:
         """Refuse to see an owner replaced that renews its claim, unless an operator says so.
 
         An opener that is stopped between its look and its write may do so. It is not the owner then
-        before it has watched for the whole time, and so not before the other has stopped.
+        before it has watched for the whole time, and so not before the other has stopped. Nor is
+        one that could not see the owner's claim: it has to settle, and the owner writes again.
         """
         owner = self.owner
         new = bool(claim.holder) and claim.rank != process.rank
@@ -101,9 +104,11 @@ class Promises:
         assert owner.rank is not None
         still_s = self._world.now - self._renewed_at[owner.rank]
         slow = self._world.now - process.looked_at > rules.WRITE_WITHIN_S / RATES[1]
+        unseen = self._hidden or process.looked_at <= self._hidden_until
         if (
             still_s < TIMING.watch_s / RATES[1] - 0.01
             and not owner.overruled
+            and not unseen
             and not slow
             and not self._world.odds.clock_stops
         ):
@@ -134,6 +139,9 @@ class Promises:
         if all(there) and len(there) == len(blocks):
             self._stale_writers.clear()
         visible = any(there)
+        if visible and self._hidden:
+            self._hidden_until = self._world.now
+        self._hidden = not visible
         if (
             visible
             or len(self._stale_writers) > 1
@@ -159,6 +167,7 @@ class Promises:
             self._check_alone(process)
         self.owner = process
         self._stale_writers.clear()
+        self._hidden = False
 
     def acknowledged(self, process: Process) -> None:
         """Note that a put was said to be stored."""
