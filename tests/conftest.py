@@ -15,9 +15,11 @@ from fx100_lmcache.volume import claim
 _paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 os.environ["PYTHONPATH"] = os.pathsep.join(_paths)
 
-# a shell starts background jobs with Ctrl-C ignored, and so would everything started from here
+# a shell starts background jobs with Ctrl-C ignored, and nohup without hang-ups; so would
+# everything started from here
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 Tally.strict = True  # a counter that is not in the table fails the test that counts it
 
