@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -296,18 +297,32 @@ class Ownership:
             current = _Round(self._machine.clock(), self._lookers, self._writers, self._release)
             self._lookers, self._writers, self._round = [], [], current
             current.judged = self._released  # what was asked for while the claims were given back
-            members = self._reachable()
+        with self._ends_if_it_fails(current):
+            self._look(current)
+
+    @contextmanager
+    def _ends_if_it_fails(self, current: _Round) -> Iterator[None]:
+        """End a round that memory lacks for: whoever waits for it is answered at once."""
+        try:
+            yield
+        except Exception as problem:  # noqa: BLE001 - whatever it is, the next round must begin
+            self._core.defects.caught("the claims were not looked at or not renewed", problem)
+            current.judged = True
+            self._answer_lookers(current, ours=False)
+            self._conclude(current)
+
+    def _look(self, current: _Round) -> None:
+        with self._core.lock:
+            members = [] if current.judged else self._reachable()
             if not current.writers:
                 members = members[:1]  # whoever takes over writes to all
-            if current.judged:
-                members = []
-            current.pending = set(members)
             jobs = [self._look_job(current, member) for member in members]
+            current.pending = set(members)
             self._note_begun(jobs)
         if jobs:
-            self._engine.submit(jobs)
+            self._core.submit(jobs, self._engine)
         elif current.judged:
-            self._tell(current.lookers, lambda: False)
+            self._answer_lookers(current, ours=False)
             self._conclude(current)
         else:
             self._judge(current)
@@ -340,12 +355,13 @@ class Ownership:
             self._note_over(member, job)
             if current.judged:
                 return
-            if job.ok:
-                current.seen[member] = bytes(buffer.view)
             current.pending.discard(member)
             ready = not current.pending
-        if ready:
-            self._judge(current)
+        with self._ends_if_it_fails(current):
+            if job.ok:
+                current.seen[member] = bytes(buffer.view)
+            if ready:
+                self._judge(current)
 
     def _note_begun(self, jobs: Sequence[Job]) -> None:
         self._busy.update(transfer.member for job in jobs for transfer in job.transfers)
@@ -370,8 +386,8 @@ class Ownership:
             in_time = self._age_s(current) <= self._timing.renew_within_s
             jobs = self._write_jobs(current) if ours and in_time and current.writers else []
         if jobs:
-            self._engine.submit(jobs)
-        self._tell(current.lookers, lambda: ours and self.may_write())
+            self._core.submit(jobs, self._engine)
+        self._answer_lookers(current, ours=ours)
         if not jobs:
             self._conclude(current)
 
@@ -410,26 +426,32 @@ class Ownership:
     def _write_jobs(self, current: _Round) -> list[Job]:
         generations = self._core.generations
         settled = self._settled_at(current.started)
-        for shard, claim in self._claims.items():
-            holder = rules.confirmed(claim.holder) if settled else claim.holder
-            self._claims[shard] = replace(
+        claims = {
+            shard: replace(
                 claim,
                 counter=claim.counter + 1,
                 generation=generations.get(shard, claim.generation),
-                holder="" if current.release else holder,
+                holder=rules.confirmed(claim.holder) if settled else claim.holder,
             )
-        self._released |= current.release
-        buffer = zero_buffer(CLAIM_BYTES * len(self._claims))
-        for place, claim in enumerate(self._claims.values()):
+            for shard, claim in self._claims.items()
+        }
+        if current.release:
+            claims = {shard: replace(claim, holder="") for shard, claim in claims.items()}
+        buffer = zero_buffer(CLAIM_BYTES * len(claims))
+        for place, claim in enumerate(claims.values()):
             at = CLAIM_BYTES * place
             buffer.view[at : at + CLAIM_BYTES] = claim.pack(self._core.volume)
         members = [member for member in self._reachable() if member in current.seen]
+        jobs = [self._write_job(current, member, buffer, claims) for member in members]
         current.pending = set(members)
-        jobs = [self._write_job(current, member, buffer) for member in members]
+        self._claims = claims
+        self._released |= current.release
         self._note_begun(jobs)
         return jobs
 
-    def _write_job(self, current: _Round, member: int, buffer: IoBuffer) -> Job:
+    def _write_job(
+        self, current: _Round, member: int, buffer: IoBuffer, claims: dict[int, ClaimBlock]
+    ) -> Job:
         geometry = self._core.geometry
         transfers = [
             Transfer(
@@ -439,7 +461,7 @@ class Ownership:
                 CLAIM_BYTES * place,
                 CLAIM_BYTES,
             )
-            for place, (shard, claim) in enumerate(self._claims.items())
+            for place, (shard, claim) in enumerate(claims.items())
         ]
 
         def done(job: Job) -> None:
@@ -480,10 +502,11 @@ class Ownership:
 
     def _abandon(self, current: _Round) -> None:
         """Go on without the members that do not answer."""
-        if not current.judged:
-            self._judge(current)
-        else:
-            self._conclude(current)
+        with self._ends_if_it_fails(current):
+            if not current.judged:
+                self._judge(current)
+            else:
+                self._conclude(current)
 
     def _conclude(self, current: _Round) -> None:
         with self._core.lock:
@@ -504,6 +527,11 @@ class Ownership:
             self.renew(_nobody_asks)  # the other block, before another late write hits this one
         else:
             self._begin()
+
+    def _answer_lookers(self, current: _Round, *, ours: bool) -> None:
+        with self._core.lock:
+            lookers, current.lookers = current.lookers, []
+        self._tell(lookers, lambda: ours and self.may_write())
 
     def _tell(self, answers: Sequence[Answer], ours: Callable[[], bool]) -> None:
         for answer in answers:
