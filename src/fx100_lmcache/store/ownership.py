@@ -351,15 +351,15 @@ class Ownership:
         return Job(False, [transfer], self._deadline(), done, self._came_back, urgent=True)
 
     def _looked(self, current: _Round, member: int, buffer: IoBuffer, job: Job) -> None:
-        with self._core.lock:
-            self._note_over(member, job)
-            if current.judged:
-                return
-            current.pending.discard(member)
-            ready = not current.pending
         with self._ends_if_it_fails(current):
-            if job.ok:
-                current.seen[member] = bytes(buffer.view)
+            with self._core.lock:
+                self._note_over(member, job)
+                if current.judged:
+                    return
+                if job.ok:
+                    current.seen[member] = bytes(buffer.view)
+                current.pending.discard(member)
+                ready = not current.pending
             if ready:
                 self._judge(current)
 
