@@ -6,35 +6,18 @@ from dataclasses import replace
 import pytest
 
 from fx100_lmcache.errors import ClaimError
-from fx100_lmcache.ondisk.claim_block import ClaimBlock
 from fx100_lmcache.ondisk.geometry import CLAIM_BYTES
 from fx100_lmcache.testing.harness import Rig, digest_of
 from fx100_lmcache.testing.memory import Fault
-from fx100_lmcache.volume.claim import newest_claim, read_claims, write_claim
+from fx100_lmcache.volume.claim import write_claim
 from support.store import CHUNK, chunk, counts, expire, has, options, put_all, start_load
+from support.store_claims import FAR, on_media, taken_over
 
-FAR = "host=far machine=m boot=b pid=1 nonce=ffff"
 ALWAYS = -1.0  # the last look is never recent enough
 
 
 def watchful() -> Rig:
     return Rig.fresh(options=options(claim_check_s=ALWAYS))
-
-
-def on_media(store: Rig) -> ClaimBlock:
-    volume = store.store.volume
-    found = newest_claim(read_claims(store.members, volume.geometry, 0), volume.uuid, 0)
-    assert found is not None
-    return found
-
-
-def taken_over(store: Rig) -> None:
-    """Somebody else was given the shard while we were stopped."""
-    volume = store.store.volume
-    theirs = replace(on_media(store), epoch=2_000_000_000, holder=FAR)
-    for member in store.members:
-        for counter in (theirs.counter + 1, theirs.counter + 2):
-            write_claim(member, volume.geometry, volume.uuid, replace(theirs, counter=counter))
 
 
 def claim_faults(store: Rig, kind: str) -> None:

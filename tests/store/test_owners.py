@@ -1,6 +1,5 @@
 """An owner of a shard between its opening and its close: renewals, the lease, its last words."""
 
-import gc
 import os
 import threading
 import time
@@ -14,18 +13,15 @@ from fx100_lmcache.engine.defects import Defects
 from fx100_lmcache.engine.engine import LaneEngine
 from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.errors import ClaimError
-from fx100_lmcache.ondisk.claim_block import ClaimBlock
 from fx100_lmcache.ondisk.geometry import CLAIM_BYTES
 from fx100_lmcache.store import Store, ownership
-from fx100_lmcache.store.heartbeat import Heartbeat
 from fx100_lmcache.testing.harness import Rig, digest_of
 from fx100_lmcache.testing.memory import Fault, MemoryMember
 from fx100_lmcache.volume import claim as rules
-from fx100_lmcache.volume.claim import newest_claim, read_claims, valid_claims, write_claim
-from fx100_lmcache.volume.volume import assemble
+from fx100_lmcache.volume.claim import newest_claim, read_claims, write_claim
 from support.store import chunk, counts, options, put_all
+from support.store_claims import FAR, all_blocks, on_media, taken_over, write_on_all
 
-FAR = "host=far boot=b pid=1 nonce=ffff"
 WATCH_S = 15.0
 LEASE_S = 9.0  # and a little, in tests, where it is to be over
 
@@ -33,31 +29,6 @@ LEASE_S = 9.0  # and a little, in tests, where it is to be over
 @pytest.fixture(autouse=True)
 def _claims_settle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "SETTLE_S", 1.0)
-
-
-def on_media(store: Rig) -> ClaimBlock:
-    volume = store.store.volume
-    found = newest_claim(read_claims(store.members, volume.geometry, 0), volume.uuid, 0)
-    assert found is not None
-    return found
-
-
-def all_blocks(store: Rig) -> list[ClaimBlock]:
-    volume = store.store.volume
-    return valid_claims(read_claims(store.members, volume.geometry, 0), volume.uuid, 0)
-
-
-def write_on_all(store: Rig, block: ClaimBlock) -> None:
-    volume = store.store.volume
-    for member in store.members:
-        write_claim(member, volume.geometry, volume.uuid, block)
-
-
-def taken_over(store: Rig, epoch: int = 2_000_000_000, holder: str = FAR) -> None:
-    """Somebody else was given the shard while we were stopped."""
-    theirs = replace(on_media(store), epoch=epoch, holder=holder)
-    write_on_all(store, replace(theirs, counter=theirs.counter + 1))
-    write_on_all(store, replace(theirs, counter=theirs.counter + 2))
 
 
 def fresh(**how: float) -> Rig:
@@ -486,132 +457,13 @@ def test_what_waits_while_the_claims_are_given_back_is_answered_and_writes_nothi
     assert counts(store)["claim_lost"] == 0
 
 
-# ----- the thread
-
-
-class Beating:
-    """Counts; fails every other time."""
-
-    def __init__(self) -> None:
-        self.beats = self.failures = 0
-        self.often = threading.Event()
-
-    def beat(self) -> float | None:
-        self.beats += 1
-        if self.beats >= 6:
-            self.often.set()
-            return None if self.beats == 8 else 0.0
-        if self.beats % 2:
-            raise OSError("injected")
-        return 0.0
-
-    def beat_failed(self, problem: Exception) -> None:
-        assert "injected" in str(problem)
-        self.failures += 1
-
-
-def ended(heartbeat: Heartbeat) -> bool:
-    until = time.monotonic() + 20
-    while heartbeat.running and time.monotonic() < until:
-        time.sleep(0.01)
-        gc.collect()  # it may have held its owner while this was dropped
-    return not heartbeat.running
-
-
-def test_the_heartbeat_survives_errors_and_ends_when_there_is_nothing_to_renew(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("fx100_lmcache.store.heartbeat._AFTER_A_FAILURE_S", 0.0)
-    owner = Beating()
-    heartbeat = Heartbeat(owner)
-    heartbeat.start()
-    assert owner.often.wait(20)
-    assert ended(heartbeat)
-    assert (owner.beats, owner.failures) == (8, 3)
-
-
-def threaded(store: Rig) -> Store:
-    engine = LaneEngine(store.members, EngineOptions(reader_threads=1, native=False))
-    return Store(store.store.volume, engine, options=store.options)
-
-
-def test_a_store_renews_by_itself_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "SETTLE_S", 0.0)
-    timing = rules.ClaimTiming(heartbeat_s=0.01)
-    rig = Rig.fresh(options=replace(options(), claim_timing=timing))
-    rig.store.close(0.1)
-    store = threaded(rig)
-    until = time.monotonic() + 20
-    while store.counts()["claim_renewals"] < 5 and time.monotonic() < until:
-        time.sleep(0.01)
-    assert store.counts()["claim_renewals"] >= 5
-    assert store._heartbeat.running
-    child = os.fork()
-    if child == 0:  # no thread of it, and the copy writes nothing
-        os._exit(store._heartbeat.running or store.may_write or store.beat() is not None)
-    assert os.waitpid(child, 0)[1] == 0
-    assert store.close() == 0
-    assert ended(store._heartbeat)
-
-
-def test_the_heartbeat_ends_with_a_store_that_was_lost_or_dropped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(rules, "SETTLE_S", 0.0)
-    timing = rules.ClaimTiming(heartbeat_s=0.01)
-    rig = Rig.fresh(options=replace(options(), claim_timing=timing))
-    rig.store.close(0.1)
-    lost = threaded(rig)
-    taken_over(rig)
-    assert ended(lost._heartbeat)
-    assert lost.counts()["claim_lost"] == 1
-    lost.close()
-    rig.store.volume.members[0].media[4096 : 4096 + 2 * CLAIM_BYTES] = bytes(2 * CLAIM_BYTES)
-    rig.store.volume.members[1].media[4096 : 4096 + 2 * CLAIM_BYTES] = bytes(2 * CLAIM_BYTES)
-    dropped = threaded(rig)
-    heartbeat = dropped._heartbeat
-    dropped._engine.close(1.0)
-    del dropped
-    assert ended(heartbeat)
-
-
-def test_a_renewal_does_not_wait_behind_bulk_writes() -> None:
-    rig = Rig.fresh(options=options())
-    rig.store.close(0.1)
-    gate = threading.Event()
-
-    class Slow(MemoryMember):
-        def write_from(self, offset: int, buffer: memoryview) -> int:
-            if offset >= rig.store.volume.geometry.block_offset(0, 0):
-                gate.wait(30)
-            return super().write_from(offset, buffer)
-
-    for index, member in enumerate(rig.members):
-        slow = Slow(member.size_bytes, index=index)
-        slow.media = member.media
-        rig.members[index] = slow
-    volume = assemble(rig.members)
-    engine = LaneEngine(volume.members, EngineOptions(reader_threads=1, native=False))
-    store = rig.store = Store(volume, engine, options=rig.options, heartbeat=False)
-    waiting = [rig.start_put(name, chunk(name)) for name in "abcdefgh"]
-    before = store.counts()["claim_renewals"]
-    store.beat()
-    until = time.monotonic() + 20
-    while store.counts()["claim_renewals"] == before and time.monotonic() < until:
-        time.sleep(0.01)
-    assert store.counts()["claim_renewals"] > before
-    assert waiting == [[]] * 8
-    gate.set()
-    store.close()
-
-
-@pytest.mark.parametrize("request_", range(5))
+@pytest.mark.parametrize("lacking_at", range(5))
 def test_a_round_that_memory_lacks_for_answers_who_waits_and_the_next_one_works(
-    monkeypatch: pytest.MonkeyPatch, request_: int
+    monkeypatch: pytest.MonkeyPatch, lacking_at: int
 ) -> None:
     """Buffers for a look at one member, for looks at both, for what is written; none fails."""
     rig = Rig.fresh(2, options=options())
-    owner, left, make = rig.store._owner, [request_], ownership.zero_buffer
+    owner, left, make = rig.store._owner, [lacking_at], ownership.zero_buffer
     defects = rig.store._core.defects = Defects()
 
     def lacking(length: int) -> IoBuffer:
@@ -625,7 +477,7 @@ def test_a_round_that_memory_lacks_for_answers_who_waits_and_the_next_one_works(
     owner.check(lambda ours: answers.append(("looked", ours)), look=True)
     owner.renew(lambda written: answers.append(("renewed", written)))
     assert [what for what, _ in answers] == ["looked", "renewed"]
-    assert [ours for _, ours in answers].count(False) == defects.count == (request_ < 4)
+    assert [ours for _, ours in answers].count(False) == defects.count == (lacking_at < 4)
     assert owner._round is None
     answers.clear()
     left[0] = -1
