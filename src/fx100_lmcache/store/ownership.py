@@ -426,17 +426,15 @@ class Ownership:
     def _write_jobs(self, current: _Round) -> list[Job]:
         generations = self._core.generations
         settled = self._settled_at(current.started)
-        claims = {
-            shard: replace(
+        claims = {}
+        for shard, claim in self._claims.items():
+            holder = rules.confirmed(claim.holder) if settled else claim.holder
+            claims[shard] = replace(
                 claim,
                 counter=claim.counter + 1,
                 generation=generations.get(shard, claim.generation),
-                holder=rules.confirmed(claim.holder) if settled else claim.holder,
+                holder="" if current.release else holder,
             )
-            for shard, claim in self._claims.items()
-        }
-        if current.release:
-            claims = {shard: replace(claim, holder="") for shard, claim in claims.items()}
         buffer = zero_buffer(CLAIM_BYTES * len(claims))
         for place, claim in enumerate(claims.values()):
             at = CLAIM_BYTES * place
