@@ -170,8 +170,9 @@ class Promises:
             self._check_alone(process)
         self.owner = process
         assert process.rank is not None
-        ranks = {claim.rank for claim in self._on_media()}
-        self._stale_writers = {rank for rank in ranks if rank < process.rank}  # who hid one half
+        alive = {each.process.rank: each.process for each in self._world.hosts if each.process}
+        older = {claim.rank for claim in self._on_media() if claim.rank < process.rank}
+        self._stale_writers = {alive.get(rank, rank) for rank in older}  # they hid one half
         self._hidden = False
 
     def acknowledged(self, process: Process) -> None:
