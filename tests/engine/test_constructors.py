@@ -100,7 +100,7 @@ def small_volume(folder: Path, engine: str = "auto") -> Path:
         size="2MiB",
         volume={"object": 65536, "shards": 2},
         io={"engine": engine, "reader_threads": 2, "writer_threads": 1},
-        deadlines={"probe_interval": "60s", "load": "500ms"},
+        deadlines={"probe_interval": "60s"},
     )
 
 
@@ -121,7 +121,6 @@ def nobody_claims(config: Path) -> bool:
             member.close()
 
 
-@pytest.mark.timeout(900)  # where a claim cannot be renewed for want of a map, opening waits
 @pytest.mark.parametrize("engine", ["auto", "python"])
 @pytest.mark.parametrize("what", RESOURCES)
 def test_a_mount_that_fails_leaves_nothing(
@@ -147,7 +146,6 @@ def test_a_mount_that_fails_leaves_nothing(
     mount(config).close()
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("what", RESOURCES)
 def test_a_member_that_returns_at_a_bad_moment_is_tried_again(folder: Path, what: str) -> None:
     """It is opened anew, locked, claimed and given lanes: any of that may fail, once or twice."""

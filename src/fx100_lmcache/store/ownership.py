@@ -2,7 +2,8 @@
 
 Every write of a claim block after the opening is made here, in *rounds*: look, compare, write. A
 round is begun by the heartbeat, a clear, or the end; rounds do not overlap. Looks and writes are
-urgent jobs of the engine: they wait for no bulk I/O, and nobody hangs in them.
+urgent jobs of the engine: they wait for no bulk I/O, and nobody hangs in them. A round that memory
+lacks for ends at once, and whoever waits for it is told no.
 
 Two things let the store write. A *lease*: the last renewal was begun no longer ago than
 ``ClaimTiming.lease_s``, so nobody who watches the claim can have replaced us. And a *look* no older
@@ -13,8 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 Answer = Callable[[bool], None]
 
 _SHORTEST_BEAT_S = 0.1
+_AGAIN_S = 1.0  # after a round that was broken off
 _COUNTERS = (
     "claim_renewals",
     "claim_renewal_failures",
@@ -61,10 +62,12 @@ class _Round:
         round without ``writers`` writes nothing.
     pending : set of int
         Members that have not answered yet: first to the look, then to the write.
-    seen : dict of int to bytes
+    seen : dict of int to memoryview
         The claim areas that were read, by member.
     marred : bool
         A block was not ours: somebody's late write.
+    problem : Exception or None
+        Why it was broken off.
     """
 
     started: float
@@ -72,12 +75,13 @@ class _Round:
     writers: list[Answer]
     release: bool
     pending: set[int] = field(default_factory=set)
-    seen: dict[int, bytes] = field(default_factory=dict)
+    seen: dict[int, memoryview] = field(default_factory=dict)
     judged: bool = False
     marred: bool = False
     written: int = 0
     failed: int = 0
     over: bool = False
+    problem: Exception | None = None
 
 
 class Ownership:
@@ -94,6 +98,8 @@ class Ownership:
     ----------
     lost_to : str
         Who has taken our place; empty while the shards are ours.
+    broken_by : Exception or None
+        Why the last round was broken off, if it was.
     """
 
     def __init__(
@@ -108,12 +114,14 @@ class Ownership:
         self._held_since = taken.written_at  # while there is no lease, a later look may give one
         self._lease_until = self._looked_at = float("-inf")
         self._failing = self._mends = False
-        self._busy: Counter[int] = Counter()  # claim I/O under way, also of rounds given up
+        # claim I/O under way on each member, also of rounds given up
+        self._busy = [0] * len(core.geometry.members)
         self._lookers: list[Answer] = []
         self._writers: list[Answer] = []
         self._release = self._released = False
         self._round: _Round | None = None
         self.lost_to = ""
+        self.broken_by: Exception | None = None
         core.counts.update(dict.fromkeys(_COUNTERS, 0))
         core.counts["claims_taken_over"] += len(taken.told)
         core.counts["claims_taken_over_by_watch"] += len(taken.watched)
@@ -194,8 +202,8 @@ class Ownership:
         if not under_way:
             self.renew(_nobody_asks)
         settling_s = max(rules.SETTLE_S, _SHORTEST_BEAT_S) * 1.1
-        heartbeat_s = self._timing.heartbeat_s
-        return heartbeat_s if self.may_write() else min(heartbeat_s, settling_s)
+        again_s = _AGAIN_S if self.broken_by is not None else self._timing.heartbeat_s
+        return again_s if self.may_write() else min(again_s, settling_s)
 
     def beat_failed(self, problem: Exception) -> None:
         """Note an exception of :meth:`beat`."""
@@ -283,34 +291,82 @@ class Ownership:
         away_s = max(0.0, self._machine.clock() - since)
         return [f"the claims are not confirmed since {away_s:.0f} s: nothing is stored until then"]
 
-    # ----- rounds
+    # ----- rounds: whatever fails in one, it is broken off, since somebody waits
 
     def _age_s(self, current: _Round) -> float:
         return self._machine.clock() - current.started
 
     def _begin(self) -> None:
         """Begin a round if there is reason for one, and none is under way."""
-        with self._core.lock:
-            if self._round is not None or not (self._lookers or self._writers):
-                return
-            current = _Round(self._machine.clock(), self._lookers, self._writers, self._release)
-            self._lookers, self._writers, self._round = [], [], current
-            current.judged = self._released  # what was asked for while the claims were given back
-            members = self._reachable()
-            if not current.writers:
-                members = members[:1]  # whoever takes over writes to all
-            if current.judged:
-                members = []
-            current.pending = set(members)
-            jobs = [self._look_job(current, member) for member in members]
-            self._note_begun(jobs)
-        if jobs:
+        current = None
+        try:
+            with self._core.lock:
+                if self._round is not None or not (self._lookers or self._writers):
+                    return
+                current = self._open()
+                jobs = self._look_jobs(current)
+            if jobs:
+                self._submit(jobs)
+            elif current.judged:
+                self._tell(current.lookers, lambda: False)
+                self._conclude(current)
+            else:
+                self._judge(current)
+        except Exception as problem:  # noqa: BLE001
+            self._break_off(current, problem)
+
+    def _open(self) -> _Round:
+        """Make a round of all that was asked for; nothing has changed if it raises."""
+        current = _Round(self._machine.clock(), self._lookers, self._writers, self._release)
+        current.judged = self._released  # what was asked for while the claims were given back
+        self._lookers, self._writers = [], []
+        self._round = current
+        return current
+
+    def _look_jobs(self, current: _Round) -> list[Job]:
+        if current.judged:
+            return []
+        members = self._reachable()
+        if not current.writers:
+            members = members[:1]  # whoever takes over writes to all
+        jobs = [self._look_job(current, member) for member in members]
+        current.pending = set(members)
+        self._note_begun(jobs)
+        return jobs
+
+    def _submit(self, jobs: Sequence[Job]) -> None:
+        try:
             self._engine.submit(jobs)
-        elif current.judged:
-            self._tell(current.lookers, lambda: False)
+        except Exception:  # nothing was queued
+            with self._core.lock:
+                for job in jobs:
+                    for transfer in job.transfers:
+                        self._busy[transfer.member] -= 1
+            raise
+
+    def _break_off(self, current: _Round | None, problem: Exception) -> None:
+        """End a round that cannot go on, for want of memory: whoever waits for it is told no.
+
+        Parameters
+        ----------
+        current : _Round or None
+            None if not even the round could be made: then nobody else will answer those who asked.
+        """
+        with self._core.lock:
+            if current is None:
+                lookers, writers = self._lookers, self._writers
+                self._lookers, self._writers = [], []
+                self.broken_by = problem
+                self._count_renewal(writers, works=False)
+            else:
+                lookers, writers = current.lookers, []
+                current.judged, current.problem = True, problem
+        self._core.defects.caught("the claims could not be looked at or renewed", problem)
+        problem.with_traceback(None)  # its frames hold buffers
+        self._tell(lookers, lambda: False)
+        self._tell(writers, lambda: False)
+        if current is not None:
             self._conclude(current)
-        else:
-            self._judge(current)
 
     def _reachable(self) -> list[int]:
         """Return members that are up and have no claim I/O of ours: so one write at most is late.
@@ -331,7 +387,10 @@ class Ownership:
         transfer = Transfer(member, offset, buffer, 0, buffer.length)
 
         def done(job: Job) -> None:
-            self._looked(current, member, buffer, job)
+            try:
+                self._looked(current, member, buffer, job)
+            except Exception as problem:  # noqa: BLE001
+                self._break_off(current, problem)
 
         return Job(False, [transfer], self._deadline(), done, self._came_back, urgent=True)
 
@@ -341,14 +400,16 @@ class Ownership:
             if current.judged:
                 return
             if job.ok:
-                current.seen[member] = bytes(buffer.view)
+                current.seen[member] = buffer.view
             current.pending.discard(member)
             ready = not current.pending
         if ready:
             self._judge(current)
 
     def _note_begun(self, jobs: Sequence[Job]) -> None:
-        self._busy.update(transfer.member for job in jobs for transfer in job.transfers)
+        for job in jobs:
+            for transfer in job.transfers:
+                self._busy[transfer.member] += 1
 
     def _note_over(self, member: int, job: Job) -> None:
         self._busy[member] -= sum(not transfer.in_kernel for transfer in job.transfers)
@@ -359,18 +420,21 @@ class Ownership:
 
     def _judge(self, current: _Round) -> None:
         """Compare what was seen with our claims; if these hold, write those asked for."""
-        with self._core.lock:
-            if current.judged:
-                return
-            current.judged = True
-            current.pending = set()
-            ours = self._holds(current)
-            if ours:
-                self._looked_at = current.started
-            in_time = self._age_s(current) <= self._timing.renew_within_s
-            jobs = self._write_jobs(current) if ours and in_time and current.writers else []
-        if jobs:
-            self._engine.submit(jobs)
+        try:
+            with self._core.lock:
+                if current.judged:
+                    return
+                current.judged, current.pending = True, set()
+                ours = self._holds(current)
+                if ours:
+                    self._looked_at = current.started
+                in_time = self._age_s(current) <= self._timing.renew_within_s
+                jobs = self._write_jobs(current) if ours and in_time and current.writers else []
+            if jobs:
+                self._submit(jobs)
+        except Exception as problem:  # noqa: BLE001
+            self._break_off(current, problem)
+            return
         self._tell(current.lookers, lambda: ours and self.may_write())
         if not jobs:
             self._conclude(current)
@@ -382,7 +446,7 @@ class Ownership:
         sure = not current.writers or current.started <= self._lease_until
         for shard, claim in self._claims.items():
             at = 2 * CLAIM_BYTES * (shard - self._area.start)
-            parts = [area[at : at + 2 * CLAIM_BYTES] for area in current.seen.values()]
+            parts = [bytes(area[at : at + 2 * CLAIM_BYTES]) for area in current.seen.values()]
             blocks = [half for p in parts for half in (p[:CLAIM_BYTES], p[CLAIM_BYTES:])]
             seen = valid_claims(blocks, self._core.volume, shard)
             if (rival := rival_of(claim, seen)) is not None:
@@ -408,28 +472,37 @@ class Ownership:
         log.error("our claim on shard %d was taken over by %s; nothing more is stored", shard, who)
 
     def _write_jobs(self, current: _Round) -> list[Job]:
+        """Make the next claims ours, and the jobs that write them; nothing changes if it raises."""
+        claims = self._next_claims(current)
+        buffer = zero_buffer(CLAIM_BYTES * len(claims))
+        for place, claim in enumerate(claims.values()):
+            at = CLAIM_BYTES * place
+            buffer.view[at : at + CLAIM_BYTES] = claim.pack(self._core.volume)
+        members = [member for member in self._reachable() if member in current.seen]
+        jobs = [self._write_job(current, claims, member, buffer) for member in members]
+        current.pending = set(members)
+        self._claims = claims
+        self._released |= current.release
+        self._note_begun(jobs)
+        return jobs
+
+    def _next_claims(self, current: _Round) -> dict[int, ClaimBlock]:
         generations = self._core.generations
         settled = self._settled_at(current.started)
+        claims = {}
         for shard, claim in self._claims.items():
             holder = rules.confirmed(claim.holder) if settled else claim.holder
-            self._claims[shard] = replace(
+            claims[shard] = replace(
                 claim,
                 counter=claim.counter + 1,
                 generation=generations.get(shard, claim.generation),
                 holder="" if current.release else holder,
             )
-        self._released |= current.release
-        buffer = zero_buffer(CLAIM_BYTES * len(self._claims))
-        for place, claim in enumerate(self._claims.values()):
-            at = CLAIM_BYTES * place
-            buffer.view[at : at + CLAIM_BYTES] = claim.pack(self._core.volume)
-        members = [member for member in self._reachable() if member in current.seen]
-        current.pending = set(members)
-        jobs = [self._write_job(current, member, buffer) for member in members]
-        self._note_begun(jobs)
-        return jobs
+        return claims
 
-    def _write_job(self, current: _Round, member: int, buffer: IoBuffer) -> Job:
+    def _write_job(
+        self, current: _Round, claims: Mapping[int, ClaimBlock], member: int, buffer: IoBuffer
+    ) -> Job:
         geometry = self._core.geometry
         transfers = [
             Transfer(
@@ -439,11 +512,14 @@ class Ownership:
                 CLAIM_BYTES * place,
                 CLAIM_BYTES,
             )
-            for place, (shard, claim) in enumerate(self._claims.items())
+            for place, (shard, claim) in enumerate(claims.items())
         ]
 
         def done(job: Job) -> None:
-            self._written(current, member, job)
+            try:
+                self._written(current, member, job)
+            except Exception as problem:  # noqa: BLE001
+                self._break_off(current, problem)
 
         return Job(True, transfers, self._deadline(), done, self._came_back, urgent=True)
 
@@ -493,20 +569,26 @@ class Ownership:
             self._round = None
             mends = self._mends = current.marred and current.written > 0 and not self._mends
             everywhere = current.written > 0 and not current.failed and not current.pending
-            if current.writers and not self._released and not self.lost_to:
-                self._failing = not current.written
-                if self._failing:
-                    self._core.counts["claim_renewal_failures"] += 1
-                else:
-                    self._core.counts["claim_renewals"] += 1
+            self.broken_by = current.problem
+            self._count_renewal(current.writers, works=current.written > 0)
         self._tell(current.writers, lambda: everywhere)
         if mends:
             self.renew(_nobody_asks)  # the other block, before another late write hits this one
         else:
             self._begin()
 
-    def _tell(self, answers: Sequence[Answer], ours: Callable[[], bool]) -> None:
-        for answer in answers:
+    def _count_renewal(self, writers: Sequence[Answer], *, works: bool) -> None:
+        if writers and not self._released and not self.lost_to:
+            self._failing = not works
+            self._core.counts["claim_renewals" if works else "claim_renewal_failures"] += 1
+
+    def _tell(self, answers: list[Answer], ours: Callable[[], bool]) -> None:
+        """Answer everyone who waits, each once."""
+        while True:
+            with self._core.lock:
+                answer = answers.pop(0) if answers else None
+            if answer is None:
+                return
             with self._core.defects.guard("whoever waited for a claim failed to take the answer"):
                 answer(ours())  # asked for each: what another one did with it may have taken long
 
