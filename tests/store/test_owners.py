@@ -9,13 +9,14 @@ from dataclasses import replace
 
 import pytest
 
+from fx100_lmcache.buffers import IoBuffer
 from fx100_lmcache.engine.defects import Defects
 from fx100_lmcache.engine.engine import LaneEngine
 from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.errors import ClaimError
 from fx100_lmcache.ondisk.claim_block import ClaimBlock
 from fx100_lmcache.ondisk.geometry import CLAIM_BYTES
-from fx100_lmcache.store import Store
+from fx100_lmcache.store import Store, ownership
 from fx100_lmcache.store.heartbeat import Heartbeat
 from fx100_lmcache.testing.harness import Rig, digest_of
 from fx100_lmcache.testing.memory import Fault, MemoryMember
@@ -602,3 +603,31 @@ def test_a_renewal_does_not_wait_behind_bulk_writes() -> None:
     assert waiting == [[]] * 8
     gate.set()
     store.close()
+
+
+@pytest.mark.parametrize("request_", range(5))
+def test_a_round_that_memory_lacks_for_answers_who_waits_and_the_next_one_works(
+    monkeypatch: pytest.MonkeyPatch, request_: int
+) -> None:
+    """Buffers for a look at one member, for looks at both, for what is written; none fails."""
+    rig = Rig.fresh(2, options=options())
+    owner, left, make = rig.store._owner, [request_], ownership.zero_buffer
+    defects = rig.store._core.defects = Defects()
+
+    def lacking(length: int) -> IoBuffer:
+        left[0] -= 1
+        if left[0] == -1:
+            raise MemoryError
+        return make(length)
+
+    monkeypatch.setattr(ownership, "zero_buffer", lacking)
+    answers: list[tuple[str, bool]] = []
+    owner.check(lambda ours: answers.append(("looked", ours)), look=True)
+    owner.renew(lambda written: answers.append(("renewed", written)))
+    assert [what for what, _ in answers] == ["looked", "renewed"]
+    assert [ours for _, ours in answers].count(False) == defects.count == (request_ < 4)
+    assert owner._round is None
+    answers.clear()
+    left[0] = -1
+    owner.renew(lambda written: answers.append(("renewed", written)))
+    assert answers == [("renewed", True)]

@@ -2,8 +2,7 @@
 
 Every write of a claim block after the opening is made here, in *rounds*: look, compare, write. A
 round is begun by the heartbeat, a clear, or the end; rounds do not overlap. Looks and writes are
-urgent jobs of the engine: they wait for no bulk I/O, and nobody hangs in them. A round that memory
-lacks for ends at once, and whoever waits for it is told no.
+urgent jobs of the engine: they wait for no bulk I/O, and nobody hangs in them.
 
 Two things let the store write. A *lease*: the last renewal was begun no longer ago than
 ``ClaimTiming.lease_s``, so nobody who watches the claim can have replaced us. And a *look* no older
@@ -14,7 +13,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 Answer = Callable[[bool], None]
 
 _SHORTEST_BEAT_S = 0.1
-_AGAIN_S = 1.0  # after a round that was broken off
+_AGAIN_S = 1.0  # after a round that failed for want of memory
 _COUNTERS = (
     "claim_renewals",
     "claim_renewal_failures",
@@ -62,12 +62,12 @@ class _Round:
         round without ``writers`` writes nothing.
     pending : set of int
         Members that have not answered yet: first to the look, then to the write.
-    seen : dict of int to memoryview
+    seen : dict of int to bytes
         The claim areas that were read, by member.
     marred : bool
         A block was not ours: somebody's late write.
     problem : Exception or None
-        Why it was broken off.
+        What ended it before its time.
     """
 
     started: float
@@ -75,7 +75,7 @@ class _Round:
     writers: list[Answer]
     release: bool
     pending: set[int] = field(default_factory=set)
-    seen: dict[int, memoryview] = field(default_factory=dict)
+    seen: dict[int, bytes] = field(default_factory=dict)
     judged: bool = False
     marred: bool = False
     written: int = 0
@@ -98,8 +98,8 @@ class Ownership:
     ----------
     lost_to : str
         Who has taken our place; empty while the shards are ours.
-    broken_by : Exception or None
-        Why the last round was broken off, if it was.
+    failure : Exception or None
+        What ended the last round before its time, if anything did.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Ownership:
         self._release = self._released = False
         self._round: _Round | None = None
         self.lost_to = ""
-        self.broken_by: Exception | None = None
+        self.failure: Exception | None = None
         core.counts.update(dict.fromkeys(_COUNTERS, 0))
         core.counts["claims_taken_over"] += len(taken.told)
         core.counts["claims_taken_over_by_watch"] += len(taken.watched)
@@ -202,8 +202,10 @@ class Ownership:
         if not under_way:
             self.renew(_nobody_asks)
         settling_s = max(rules.SETTLE_S, _SHORTEST_BEAT_S) * 1.1
-        again_s = _AGAIN_S if self.broken_by is not None else self._timing.heartbeat_s
-        return again_s if self.may_write() else min(again_s, settling_s)
+        next_s = self._timing.heartbeat_s
+        if self.failure is not None:
+            next_s = min(next_s, _AGAIN_S)
+        return next_s if self.may_write() else min(next_s, settling_s)
 
     def beat_failed(self, problem: Exception) -> None:
         """Note an exception of :meth:`beat`."""
@@ -291,82 +293,48 @@ class Ownership:
         away_s = max(0.0, self._machine.clock() - since)
         return [f"the claims are not confirmed since {away_s:.0f} s: nothing is stored until then"]
 
-    # ----- rounds: whatever fails in one, it is broken off, since somebody waits
+    # ----- rounds
 
     def _age_s(self, current: _Round) -> float:
         return self._machine.clock() - current.started
 
     def _begin(self) -> None:
         """Begin a round if there is reason for one, and none is under way."""
-        current = None
-        try:
-            with self._core.lock:
-                if self._round is not None or not (self._lookers or self._writers):
-                    return
-                current = self._open()
-                jobs = self._look_jobs(current)
-            if jobs:
-                self._submit(jobs)
-            elif current.judged:
-                self._tell(current.lookers, lambda: False)
-                self._conclude(current)
-            else:
-                self._judge(current)
-        except Exception as problem:  # noqa: BLE001
-            self._break_off(current, problem)
-
-    def _open(self) -> _Round:
-        """Make a round of all that was asked for; nothing has changed if it raises."""
-        current = _Round(self._machine.clock(), self._lookers, self._writers, self._release)
-        current.judged = self._released  # what was asked for while the claims were given back
-        self._lookers, self._writers = [], []
-        self._round = current
-        return current
-
-    def _look_jobs(self, current: _Round) -> list[Job]:
-        if current.judged:
-            return []
-        members = self._reachable()
-        if not current.writers:
-            members = members[:1]  # whoever takes over writes to all
-        jobs = [self._look_job(current, member) for member in members]
-        current.pending = set(members)
-        self._note_begun(jobs)
-        return jobs
-
-    def _submit(self, jobs: Sequence[Job]) -> None:
-        try:
-            self._engine.submit(jobs)
-        except Exception:  # nothing was queued
-            with self._core.lock:
-                for job in jobs:
-                    for transfer in job.transfers:
-                        self._busy[transfer.member] -= 1
-            raise
-
-    def _break_off(self, current: _Round | None, problem: Exception) -> None:
-        """End a round that cannot go on, for want of memory: whoever waits for it is told no.
-
-        Parameters
-        ----------
-        current : _Round or None
-            None if not even the round could be made: then nobody else will answer those who asked.
-        """
         with self._core.lock:
-            if current is None:
-                lookers, writers = self._lookers, self._writers
-                self._lookers, self._writers = [], []
-                self.broken_by = problem
-                self._count_renewal(writers, works=False)
-            else:
-                lookers, writers = current.lookers, []
-                current.judged, current.problem = True, problem
-        self._core.defects.caught("the claims could not be looked at or renewed", problem)
-        problem.with_traceback(None)  # its frames hold buffers
-        self._tell(lookers, lambda: False)
-        self._tell(writers, lambda: False)
-        if current is not None:
+            if self._round is not None or not (self._lookers or self._writers):
+                return
+            current = _Round(self._machine.clock(), self._lookers, self._writers, self._release)
+            self._lookers, self._writers, self._round = [], [], current
+            current.judged = self._released  # what was asked for while the claims were given back
+        with self._ends_if_it_fails(current):
+            self._look(current)
+
+    @contextmanager
+    def _ends_if_it_fails(self, current: _Round) -> Iterator[None]:
+        """End a round that memory lacks for: whoever waits for it is answered at once."""
+        try:
+            yield
+        except Exception as problem:  # noqa: BLE001 - whatever it is, the next round must begin
+            self._core.defects.caught("the claims were not looked at or not renewed", problem)
+            current.judged, current.problem = True, problem.with_traceback(None)  # holds buffers
+            self._answer_lookers(current, ours=False)
             self._conclude(current)
+
+    def _look(self, current: _Round) -> None:
+        with self._core.lock:
+            members = [] if current.judged else self._reachable()
+            if not current.writers:
+                members = members[:1]  # whoever takes over writes to all
+            jobs = [self._look_job(current, member) for member in members]
+            current.pending = set(members)
+            self._note_begun(jobs)
+        if jobs:
+            self._core.submit(jobs, self._engine)
+        elif current.judged:
+            self._answer_lookers(current, ours=False)
+            self._conclude(current)
+        else:
+            self._judge(current)
 
     def _reachable(self) -> list[int]:
         """Return members that are up and have no claim I/O of ours: so one write at most is late.
@@ -387,24 +355,22 @@ class Ownership:
         transfer = Transfer(member, offset, buffer, 0, buffer.length)
 
         def done(job: Job) -> None:
-            try:
-                self._looked(current, member, buffer, job)
-            except Exception as problem:  # noqa: BLE001
-                self._break_off(current, problem)
+            self._looked(current, member, buffer, job)
 
         return Job(False, [transfer], self._deadline(), done, self._came_back, urgent=True)
 
     def _looked(self, current: _Round, member: int, buffer: IoBuffer, job: Job) -> None:
-        with self._core.lock:
-            self._note_over(member, job)
-            if current.judged:
-                return
-            if job.ok:
-                current.seen[member] = buffer.view
-            current.pending.discard(member)
-            ready = not current.pending
-        if ready:
-            self._judge(current)
+        with self._ends_if_it_fails(current):
+            with self._core.lock:
+                self._note_over(member, job)
+                if current.judged:
+                    return
+                if job.ok:
+                    current.seen[member] = bytes(buffer.view)
+                current.pending.discard(member)
+                ready = not current.pending
+            if ready:
+                self._judge(current)
 
     def _note_begun(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
@@ -420,22 +386,19 @@ class Ownership:
 
     def _judge(self, current: _Round) -> None:
         """Compare what was seen with our claims; if these hold, write those asked for."""
-        try:
-            with self._core.lock:
-                if current.judged:
-                    return
-                current.judged, current.pending = True, set()
-                ours = self._holds(current)
-                if ours:
-                    self._looked_at = current.started
-                in_time = self._age_s(current) <= self._timing.renew_within_s
-                jobs = self._write_jobs(current) if ours and in_time and current.writers else []
-            if jobs:
-                self._submit(jobs)
-        except Exception as problem:  # noqa: BLE001
-            self._break_off(current, problem)
-            return
-        self._tell(current.lookers, lambda: ours and self.may_write())
+        with self._core.lock:
+            if current.judged:
+                return
+            current.judged = True
+            current.pending = set()
+            ours = self._holds(current)
+            if ours:
+                self._looked_at = current.started
+            in_time = self._age_s(current) <= self._timing.renew_within_s
+            jobs = self._write_jobs(current) if ours and in_time and current.writers else []
+        if jobs:
+            self._core.submit(jobs, self._engine)
+        self._answer_lookers(current, ours=ours)
         if not jobs:
             self._conclude(current)
 
@@ -446,7 +409,7 @@ class Ownership:
         sure = not current.writers or current.started <= self._lease_until
         for shard, claim in self._claims.items():
             at = 2 * CLAIM_BYTES * (shard - self._area.start)
-            parts = [bytes(area[at : at + 2 * CLAIM_BYTES]) for area in current.seen.values()]
+            parts = [area[at : at + 2 * CLAIM_BYTES] for area in current.seen.values()]
             blocks = [half for p in parts for half in (p[:CLAIM_BYTES], p[CLAIM_BYTES:])]
             seen = valid_claims(blocks, self._core.volume, shard)
             if (rival := rival_of(claim, seen)) is not None:
@@ -472,36 +435,33 @@ class Ownership:
         log.error("our claim on shard %d was taken over by %s; nothing more is stored", shard, who)
 
     def _write_jobs(self, current: _Round) -> list[Job]:
-        """Make the next claims ours, and the jobs that write them; nothing changes if it raises."""
-        claims = self._next_claims(current)
+        generations = self._core.generations
+        settled = self._settled_at(current.started)
+        claims = {
+            shard: replace(
+                claim,
+                counter=claim.counter + 1,
+                generation=generations.get(shard, claim.generation),
+                holder=rules.confirmed(claim.holder) if settled else claim.holder,
+            )
+            for shard, claim in self._claims.items()
+        }
+        if current.release:
+            claims = {shard: replace(claim, holder="") for shard, claim in claims.items()}
         buffer = zero_buffer(CLAIM_BYTES * len(claims))
         for place, claim in enumerate(claims.values()):
             at = CLAIM_BYTES * place
             buffer.view[at : at + CLAIM_BYTES] = claim.pack(self._core.volume)
         members = [member for member in self._reachable() if member in current.seen]
-        jobs = [self._write_job(current, claims, member, buffer) for member in members]
+        jobs = [self._write_job(current, member, buffer, claims) for member in members]
         current.pending = set(members)
         self._claims = claims
         self._released |= current.release
         self._note_begun(jobs)
         return jobs
 
-    def _next_claims(self, current: _Round) -> dict[int, ClaimBlock]:
-        generations = self._core.generations
-        settled = self._settled_at(current.started)
-        claims = {}
-        for shard, claim in self._claims.items():
-            holder = rules.confirmed(claim.holder) if settled else claim.holder
-            claims[shard] = replace(
-                claim,
-                counter=claim.counter + 1,
-                generation=generations.get(shard, claim.generation),
-                holder="" if current.release else holder,
-            )
-        return claims
-
     def _write_job(
-        self, current: _Round, claims: Mapping[int, ClaimBlock], member: int, buffer: IoBuffer
+        self, current: _Round, member: int, buffer: IoBuffer, claims: dict[int, ClaimBlock]
     ) -> Job:
         geometry = self._core.geometry
         transfers = [
@@ -516,27 +476,25 @@ class Ownership:
         ]
 
         def done(job: Job) -> None:
-            try:
-                self._written(current, member, job)
-            except Exception as problem:  # noqa: BLE001
-                self._break_off(current, problem)
+            self._written(current, member, job)
 
         return Job(True, transfers, self._deadline(), done, self._came_back, urgent=True)
 
     def _written(self, current: _Round, member: int, job: Job) -> None:
-        with self._core.lock:
-            self._note_over(member, job)
-            if current.over:
-                return
-            if job.ok and self._age_s(current) <= self._timing.renew_within_s:
-                current.written += 1
-                self._extend(current.started)
-            else:
-                current.failed += 1
-            current.pending.discard(member)
-            ready = not current.pending
-        if ready:
-            self._conclude(current)
+        with self._ends_if_it_fails(current):
+            with self._core.lock:
+                self._note_over(member, job)
+                if current.over:
+                    return
+                if job.ok and self._age_s(current) <= self._timing.renew_within_s:
+                    current.written += 1
+                    self._extend(current.started)
+                else:
+                    current.failed += 1
+                current.pending.discard(member)
+                ready = not current.pending
+            if ready:
+                self._conclude(current)
 
     def _extend(self, started: float) -> None:
         """Note a renewal: on one member it is enough, since whoever watches reads all of them.
@@ -556,10 +514,11 @@ class Ownership:
 
     def _abandon(self, current: _Round) -> None:
         """Go on without the members that do not answer."""
-        if not current.judged:
-            self._judge(current)
-        else:
-            self._conclude(current)
+        with self._ends_if_it_fails(current):
+            if not current.judged:
+                self._judge(current)
+            else:
+                self._conclude(current)
 
     def _conclude(self, current: _Round) -> None:
         with self._core.lock:
@@ -567,28 +526,28 @@ class Ownership:
                 return
             current.over = True
             self._round = None
+            self.failure = current.problem
             mends = self._mends = current.marred and current.written > 0 and not self._mends
             everywhere = current.written > 0 and not current.failed and not current.pending
-            self.broken_by = current.problem
-            self._count_renewal(current.writers, works=current.written > 0)
+            if current.writers and not self._released and not self.lost_to:
+                self._failing = not current.written
+                if self._failing:
+                    self._core.counts["claim_renewal_failures"] += 1
+                else:
+                    self._core.counts["claim_renewals"] += 1
         self._tell(current.writers, lambda: everywhere)
         if mends:
             self.renew(_nobody_asks)  # the other block, before another late write hits this one
         else:
             self._begin()
 
-    def _count_renewal(self, writers: Sequence[Answer], *, works: bool) -> None:
-        if writers and not self._released and not self.lost_to:
-            self._failing = not works
-            self._core.counts["claim_renewals" if works else "claim_renewal_failures"] += 1
+    def _answer_lookers(self, current: _Round, *, ours: bool) -> None:
+        with self._core.lock:
+            lookers, current.lookers = current.lookers, []
+        self._tell(lookers, lambda: ours and self.may_write())
 
-    def _tell(self, answers: list[Answer], ours: Callable[[], bool]) -> None:
-        """Answer everyone who waits, each once."""
-        while True:
-            with self._core.lock:
-                answer = answers.pop(0) if answers else None
-            if answer is None:
-                return
+    def _tell(self, answers: Sequence[Answer], ours: Callable[[], bool]) -> None:
+        for answer in answers:
             with self._core.defects.guard("whoever waited for a claim failed to take the answer"):
                 answer(ours())  # asked for each: what another one did with it may have taken long
 

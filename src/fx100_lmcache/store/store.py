@@ -195,12 +195,12 @@ class Store:
             answered = threading.Event()
             owner.renew(lambda _, answered=answered: answered.set())  # type: ignore[misc]
             answered.wait(within_s)
-            if owner.broken_by is not None:
+            if owner.failure is not None:
                 break
         if not owner.may_write():
-            why = f": {owner.broken_by!r}" if owner.broken_by is not None else ""
+            why = f": {owner.failure!r}" if owner.failure is not None else ""
             what = f"the claims on the shards could not be confirmed{why}"
-            raise OSError(errno.EIO, what) from owner.broken_by
+            raise OSError(errno.EIO, what) from owner.failure
 
     def _count(self, found: Recovered) -> None:
         """Count what was not taken, and say what should never have been there."""
@@ -569,7 +569,7 @@ class Store:
         if not problems and not hangs:
             given = self._owner.give_back(max(_SHORTEST_WAIT_S, until - time.monotonic()))
         if not given and not self._owner.lost_to:
-            written = self._owner.broken_by or "they could not be written"
+            written = self._owner.failure or "they could not be written"
             why = "a flush hangs" if hangs else next(iter(problems), written)
             log.warning("claims not given back: %s", why)
         return int(hangs)

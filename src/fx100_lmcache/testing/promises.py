@@ -130,13 +130,8 @@ class Promises:
             return
         if claim.rank < owner.rank:
             self._stale_writers.add(process or object())
-        blocks = [
-            bytes(m.media[at : at + CLAIM_BYTES])
-            for m in self._world.members
-            for at in self._world.halves
-        ]
-        there = [c.rank >= owner.rank for c in valid_claims(blocks, self._world.volume, 0)]
-        if all(there) and len(there) == len(blocks):
+        there = [c.rank >= owner.rank for c in self._on_media()]
+        if all(there) and len(there) == len(self._world.members) * len(self._world.halves):
             self._stale_writers.clear()
         visible = any(there)
         if visible and self._hidden:
@@ -149,6 +144,14 @@ class Promises:
         ):
             return
         self.broken(f"the claim of {owner} was destroyed by {process or 'a late write'}")
+
+    def _on_media(self) -> list[ClaimBlock]:
+        blocks = [
+            bytes(m.media[at : at + CLAIM_BYTES])
+            for m in self._world.members
+            for at in self._world.halves
+        ]
+        return valid_claims(blocks, self._world.volume, 0)
 
     def _check_alone(self, process: Process) -> None:
         """Nobody else may write, unless an operator said so or a clock stood still."""
@@ -166,7 +169,9 @@ class Promises:
         if process.store.may_write:
             self._check_alone(process)
         self.owner = process
-        self._stale_writers.clear()
+        assert process.rank is not None
+        ranks = {claim.rank for claim in self._on_media()}
+        self._stale_writers = {rank for rank in ranks if rank < process.rank}  # who hid one half
         self._hidden = False
 
     def acknowledged(self, process: Process) -> None:
