@@ -48,7 +48,7 @@ pytest: venv  ## the test suite alone; PYTEST_ARGS="-k name" picks
 
 test: lint pytest  ## lint and the test suite
 
-test-native: venv  ## the C extension under sanitizers; NATIVE_ROUNDS=5000 makes it long
+test-native: venv  ## the C extension under sanitizers; NATIVE_ROUNDS=5000 NATIVE_ALL=1 is long
 	$(BIN)/python tests/native/run.py
 
 test-nvmet: venv  ## real NVMe over TCP on loopback, in a guest if need be; as root

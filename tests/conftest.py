@@ -10,6 +10,13 @@ import pytest
 
 from fx100_lmcache.counters import Tally
 from fx100_lmcache.volume import claim
+from support.watchdog import (  # noqa: F401 - hooks
+    pytest_configure,
+    pytest_runtest_call,
+    pytest_runtest_setup,
+    pytest_runtest_teardown,
+    pytest_unconfigure,
+)
 
 # children find what tests share
 _paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]

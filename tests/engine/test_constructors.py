@@ -20,10 +20,12 @@ from fx100_lmcache.engine.native_lane import NativeReaper, native_available
 from fx100_lmcache.errors import FX100Error
 from fx100_lmcache.mount import mount
 from fx100_lmcache.nvmf.reconnect import PathWatch
+from fx100_lmcache.store import store as store_module
 from fx100_lmcache.testing.lacking import RESOURCES, Footprint, each_lack, lacking
 from fx100_lmcache.testing.volumes import file_volume
 from fx100_lmcache.volume.claim import newest_claim, read_claims
 from fx100_lmcache.volume.volume import read_label
+from support.claims import machine
 from support.engine import file_member
 
 REFUSALS = (FX100Error, OSError, RuntimeError, MemoryError)
@@ -128,9 +130,10 @@ def test_a_mount_that_fails_leaves_nothing(
 ) -> None:
     path = small_volume(folder, engine)
     config = settings.load(path)
-    # what a mount that failed has not confirmed is watched, as long as it says
+    # what a mount that failed has not confirmed is watched: with few looks, and in no time
     timing = config.claim.model_copy(update={"heartbeat_s": 0.1, "watch_s": 0.4})
     config = config.model_copy(update={"claim": timing})
+    monkeypatch.setattr(store_module, "this_machine", machine)
     files = [member.path for member in config.volume.members if member.path is not None]
 
     def watch_paths(*_: object) -> PathWatch:

@@ -133,8 +133,25 @@ def sanitized_environment(sanitizer: str) -> dict[str, str]:
     return environment
 
 
+_FIXED = ["setarch", "-R"]
+
+
 def fixed_addresses(sanitizer: str) -> list[str]:
     """Return what a command begins with: libtsan knows no memory maps that are very random."""
     bits = Path("/proc/sys/vm/mmap_rnd_bits")
     random = sanitizer == "thread" and bits.exists() and int(bits.read_text()) > 28
-    return ["setarch", "-R"] if random else []
+    return _FIXED if random else []
+
+
+def too_random(sanitizer: str) -> str:
+    """Say why a sanitizer cannot be used on this machine; empty if it can."""
+    fixed = fixed_addresses(sanitizer)
+    if (
+        not fixed
+        or subprocess.run([*fixed, "true"], capture_output=True, check=False).returncode == 0
+    ):
+        return ""
+    return (
+        f"the {sanitizer} sanitizer needs less random addresses, which this container may not "
+        "choose: docker run --security-opt seccomp=unconfined, or sysctl vm.mmap_rnd_bits=28"
+    )

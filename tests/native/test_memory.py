@@ -118,8 +118,8 @@ def test_a_pool_that_cannot_be_opened_leaves_no_thread_and_no_memory(
 
 def test_operations_that_cannot_be_queued_are_not_made(faults: Faults, native: Bench) -> None:
     pool = native.open(THREADS)
-    memory = GuardedMemory(BLOCK)
-    operations = [native.read(memory, n).fields for n in range(READS)]
+    memory = GuardedMemory(READS * BLOCK)
+    operations = [one.fields for one in native.reads(memory)]
     live, failed = faults.live, 0
     for _ in faults.each(lambda: native.native.submit(pool, operations), MemoryError):
         failed += 1
@@ -131,8 +131,8 @@ def test_operations_that_cannot_be_queued_are_not_made(faults: Faults, native: B
 
 def test_a_batch_that_cannot_be_queued_is_not_read(faults: Faults, native: Bench) -> None:
     pools = [native.open(THREADS) for _ in range(2)]
-    memory = GuardedMemory(BLOCK)
-    rows = table([native.read(memory).row(n % 2) for n in range(READS)])
+    memory = GuardedMemory(READS * BLOCK)
+    rows = table([one.row(n % 2) for n, one in enumerate(native.reads(memory))])
     live, failed = faults.live, 0
     made = []
     for _ in faults.each(
@@ -140,14 +140,15 @@ def test_a_batch_that_cannot_be_queued_is_not_read(faults: Faults, native: Bench
     ):
         failed += 1
         assert faults.live == live
+        assert memory.untouched
     assert failed == 3 + READS, "queues, batch and handle, and each read"
-    for _ in faults.each(lambda: native.native.watch_batch(made[0]), MemoryError):
-        assert memory.untouched, "nothing was woken"
+    watched = list(faults.each(lambda: native.native.watch_batch(made[0]), MemoryError))
+    assert watched == [1]
     for pool in pools:
         native.native.wake(pool)
     arrived = native.wait(pools[0], READS // 2) + native.wait(pools[1], READS // 2)
     assert sorted(ticket for ticket, _, _ in arrived) == [8, 9, 10, 11]
-    assert memory[:BLOCK] == content(0, BLOCK)
+    assert memory[: READS * BLOCK] == content(0, BLOCK) * READS
 
 
 @pytest.mark.parametrize("first", range(1, 2 * READS + 1))
@@ -173,11 +174,13 @@ def test_completions_that_python_has_no_memory_for_come_later_each_once_in_their
 def test_a_handle_that_goes_while_operations_are_under_way_leaves_nothing(
     faults: Faults, native: Bench
 ) -> None:
-    memory = GuardedMemory(8 * BLOCK)
+    memories = []  # of each round: its threads may be at it for a while
     for _ in range(50):
         pool = native.open(2)
-        native.native.submit(pool, [native.read(memory, n).fields for n in range(20)])
-        batch = native.native.submit_batch([pool], 100, table([native.read(memory).row()] * 8))
+        memories.append(GuardedMemory(30 * BLOCK))
+        reads = native.reads(memories[-1])
+        native.native.submit(pool, [one.fields for one in reads[:20]])
+        batch = native.native.submit_batch([pool], 100, table([one.row() for one in reads[20:]]))
         native.native.wake(pool)
         native.pools.clear()
         del pool, batch

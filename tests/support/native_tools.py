@@ -117,6 +117,12 @@ class Bench:
         size = memory.size
         return Operation(ticket, self.fd, False, memory.address, size, size, size, offset)
 
+    def reads(self, memory: GuardedMemory) -> list[Operation]:
+        """Read the first block of the member, into each block of the memory."""
+        places = range(memory.address, memory.address + memory.size, BLOCK)
+        sizes = (BLOCK, BLOCK, BLOCK)
+        return [Operation(n, self.fd, False, at, *sizes, 0) for n, at in enumerate(places)]
+
     def wait(self, pool: object, count: int) -> Arrived:
         """Wait until so many operations have come back."""
         arrived: Arrived = []

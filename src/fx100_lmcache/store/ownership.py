@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -42,6 +41,7 @@ log = logging.getLogger(__name__)
 Answer = Callable[[bool], None]
 
 _SHORTEST_BEAT_S = 0.1
+_AGAIN_S = 1.0  # after a round that failed for want of memory
 _COUNTERS = (
     "claim_renewals",
     "claim_renewal_failures",
@@ -66,6 +66,8 @@ class _Round:
         The claim areas that were read, by member.
     marred : bool
         A block was not ours: somebody's late write.
+    problem : Exception or None
+        What ended it before its time.
     """
 
     started: float
@@ -79,6 +81,7 @@ class _Round:
     written: int = 0
     failed: int = 0
     over: bool = False
+    problem: Exception | None = None
 
 
 class Ownership:
@@ -95,6 +98,8 @@ class Ownership:
     ----------
     lost_to : str
         Who has taken our place; empty while the shards are ours.
+    failure : Exception or None
+        What ended the last round before its time, if anything did.
     """
 
     def __init__(
@@ -109,12 +114,14 @@ class Ownership:
         self._held_since = taken.written_at  # while there is no lease, a later look may give one
         self._lease_until = self._looked_at = float("-inf")
         self._failing = self._mends = False
-        self._busy: Counter[int] = Counter()  # claim I/O under way, also of rounds given up
+        # claim I/O under way on each member, also of rounds given up
+        self._busy = [0] * len(core.geometry.members)
         self._lookers: list[Answer] = []
         self._writers: list[Answer] = []
         self._release = self._released = False
         self._round: _Round | None = None
         self.lost_to = ""
+        self.failure: Exception | None = None
         core.counts.update(dict.fromkeys(_COUNTERS, 0))
         core.counts["claims_taken_over"] += len(taken.told)
         core.counts["claims_taken_over_by_watch"] += len(taken.watched)
@@ -195,8 +202,10 @@ class Ownership:
         if not under_way:
             self.renew(_nobody_asks)
         settling_s = max(rules.SETTLE_S, _SHORTEST_BEAT_S) * 1.1
-        heartbeat_s = self._timing.heartbeat_s
-        return heartbeat_s if self.may_write() else min(heartbeat_s, settling_s)
+        next_s = self._timing.heartbeat_s
+        if self.failure is not None:
+            next_s = min(next_s, _AGAIN_S)
+        return next_s if self.may_write() else min(next_s, settling_s)
 
     def beat_failed(self, problem: Exception) -> None:
         """Note an exception of :meth:`beat`."""
@@ -307,7 +316,7 @@ class Ownership:
             yield
         except Exception as problem:  # noqa: BLE001 - whatever it is, the next round must begin
             self._core.defects.caught("the claims were not looked at or not renewed", problem)
-            current.judged = True
+            current.judged, current.problem = True, problem.with_traceback(None)  # holds buffers
             self._answer_lookers(current, ours=False)
             self._conclude(current)
 
@@ -364,7 +373,9 @@ class Ownership:
                 self._judge(current)
 
     def _note_begun(self, jobs: Sequence[Job]) -> None:
-        self._busy.update(transfer.member for job in jobs for transfer in job.transfers)
+        for job in jobs:
+            for transfer in job.transfers:
+                self._busy[transfer.member] += 1
 
     def _note_over(self, member: int, job: Job) -> None:
         self._busy[member] -= sum(not transfer.in_kernel for transfer in job.transfers)
@@ -468,19 +479,20 @@ class Ownership:
         return Job(True, transfers, self._deadline(), done, self._came_back, urgent=True)
 
     def _written(self, current: _Round, member: int, job: Job) -> None:
-        with self._core.lock:
-            self._note_over(member, job)
-            if current.over:
-                return
-            if job.ok and self._age_s(current) <= self._timing.renew_within_s:
-                current.written += 1
-                self._extend(current.started)
-            else:
-                current.failed += 1
-            current.pending.discard(member)
-            ready = not current.pending
-        if ready:
-            self._conclude(current)
+        with self._ends_if_it_fails(current):
+            with self._core.lock:
+                self._note_over(member, job)
+                if current.over:
+                    return
+                if job.ok and self._age_s(current) <= self._timing.renew_within_s:
+                    current.written += 1
+                    self._extend(current.started)
+                else:
+                    current.failed += 1
+                current.pending.discard(member)
+                ready = not current.pending
+            if ready:
+                self._conclude(current)
 
     def _extend(self, started: float) -> None:
         """Note a renewal: on one member it is enough, since whoever watches reads all of them.
@@ -512,6 +524,7 @@ class Ownership:
                 return
             current.over = True
             self._round = None
+            self.failure = current.problem
             mends = self._mends = current.marred and current.written > 0 and not self._mends
             everywhere = current.written > 0 and not current.failed and not current.pending
             if current.writers and not self._released and not self.lost_to:

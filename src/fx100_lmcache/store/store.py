@@ -179,7 +179,7 @@ class Store:
         ClaimError
             If somebody else was faster.
         OSError
-            If the members do not answer.
+            If the members do not answer, or memory lacks.
         """
         owner, within_s = self._owner, min(self.options.load_s, self.options.store_s) + 1
         for _ in range(_CONFIRMATIONS):
@@ -195,8 +195,12 @@ class Store:
             answered = threading.Event()
             owner.renew(lambda _, answered=answered: answered.set())  # type: ignore[misc]
             answered.wait(within_s)
+            if owner.failure is not None:
+                break
         if not owner.may_write():
-            raise OSError(errno.EIO, "the claims on the shards could not be confirmed")
+            why = f": {owner.failure!r}" if owner.failure is not None else ""
+            what = f"the claims on the shards could not be confirmed{why}"
+            raise OSError(errno.EIO, what) from owner.failure
 
     def _count(self, found: Recovered) -> None:
         """Count what was not taken, and say what should never have been there."""
@@ -565,7 +569,8 @@ class Store:
         if not problems and not hangs:
             given = self._owner.give_back(max(_SHORTEST_WAIT_S, until - time.monotonic()))
         if not given and not self._owner.lost_to:
-            why = "a flush hangs" if hangs else next(iter(problems), "they could not be written")
+            written = self._owner.failure or "they could not be written"
+            why = "a flush hangs" if hangs else next(iter(problems), written)
             log.warning("claims not given back: %s", why)
         return int(hangs)
 
