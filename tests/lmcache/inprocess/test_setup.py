@@ -31,6 +31,7 @@ from support.inprocess import (
     write_config,
 )
 from support.inprocess_engine import Vllm
+from support.releases import inprocess
 
 
 def refused(path, meta=None, **fields):
@@ -109,7 +110,7 @@ def test_b17_an_unstable_hash_is_refused_and_a_seed_makes_it_stable(tmp_path, mo
 def test_b17_another_hash_or_seed_finds_nothing_and_start_up_says_which(
     tmp_path, monkeypatch, caplog
 ):
-    from lmcache.v1 import token_database
+    token_database = inprocess("token_database")
 
     path = write_config(tmp_path)
     monkeypatch.setattr(token_database, "NONE_HASH", 1)

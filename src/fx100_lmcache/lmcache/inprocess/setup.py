@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmcache.v1 import token_database
-
 from fx100_lmcache import config as settings
 from fx100_lmcache.config import Config
+from fx100_lmcache.lmcache.compat.inprocess import root_hash
 from fx100_lmcache.lmcache.inprocess.checks import (
     Host,
     UnsupportedSetupError,
@@ -149,10 +148,9 @@ def _shard(config: Any, ours: Config, metadata: Any, host: Host) -> int:
 
 
 def _surroundings(config: Any, metadata: Any, host: Host) -> Surroundings:
-    root = int(token_database.NONE_HASH)
     return Surroundings(
         hash_algorithm=config.pre_caching_hash_algorithm,
-        hash_seed=f"{root & (2**64 - 1):016x}",
+        hash_seed=f"{root_hash() & (2**64 - 1):016x}",
         chunk_tokens=metadata.chunk_size,
         kv_shape=tuple(metadata.kv_shape),
         cache_dtype=host.cache_dtype or str(metadata.kv_dtype).removeprefix("torch."),
