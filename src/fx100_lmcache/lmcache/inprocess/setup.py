@@ -9,7 +9,7 @@ from typing import Any
 
 from fx100_lmcache import config as settings
 from fx100_lmcache.config import Config
-from fx100_lmcache.lmcache.compat.inprocess import root_hash
+from fx100_lmcache.lmcache.compat.inprocess import MOVED, root_hash
 from fx100_lmcache.lmcache.inprocess.checks import (
     Host,
     UnsupportedSetupError,
@@ -22,7 +22,7 @@ from fx100_lmcache.lmcache.inprocess.checks import (
     warnings_for,
 )
 from fx100_lmcache.lmcache.inprocess.keys import Surroundings
-from fx100_lmcache.lmcache.versions import version_warnings
+from fx100_lmcache.lmcache.versions import DEPRECATED, version_warnings
 from fx100_lmcache.ondisk.geometry import round_up
 
 log = logging.getLogger(__name__)
@@ -84,6 +84,7 @@ def prepare(config: Any, metadata: Any, local_cpu_backend: Any, plugin: str) -> 
     chunk_bytes = _chunk_bytes(metadata)
     for text in [
         *version_warnings(),
+        *(["; ".join(DEPRECATED)] if MOVED else []),
         *warnings_for(config, host, _names(config, plugin)),
         *check_hosts(config, metadata, host),
         *check_staging(
