@@ -73,7 +73,7 @@ LMCACHE_INPROCESS = Supported("LMCache", ("lmcache",), "0.5.0", "0.5.7", (*_TEST
 
 DEPRECATED = (
     "LMCache calls LMCache inside vLLM deprecated, from 0.5.7 on",
-    "it works, and gets no new features; a later release may be without it",
+    "this release has it; one to come may not",
     "for a new installation use `lmcache server`, see the README",
 )
 """What upstream announces, what that means, what to do."""

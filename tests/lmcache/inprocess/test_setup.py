@@ -175,7 +175,9 @@ def test_good_setups_are_not_warned_of(tmp_path, caplog):
         with plugin_on(path, **fields):
             pass
     ours = [r for r in caplog.records if r.name.startswith("fx100") and r.levelname == "WARNING"]
-    assert [r.getMessage() for r in ours if "direct I/O" not in r.getMessage()] == []
+    of_every_setup = ("direct I/O", "deprecated")  # by what is below, and by LMCache 0.5.7
+    said = [r.getMessage() for r in ours]
+    assert [each for each in said if not any(word in each for word in of_every_setup)] == []
 
 
 def vllm_stand_in(monkeypatch, **changes):
