@@ -55,7 +55,7 @@ test-nvmet: venv  ## real NVMe over TCP on loopback, in a guest if need be; as r
 	tests/nvmet/run
 
 test-matrix: venv  ## both faces on other LMCaches and Pythons; MATRIX_ARGS=--short is quick
-	$(BIN)/python -m tests.matrix $(MATRIX_ARGS)
+	PYTHONPATH=tests $(BIN)/python -m matrix $(MATRIX_ARGS)
 
 wheel: venv  ## dist/: a source distribution, and one wheel for all supported Pythons
 	$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist")'

@@ -1,4 +1,4 @@
-"""Both faces on other releases of LMCache and other Pythons: ``python -m tests.matrix``.
+"""Both faces on other releases of LMCache and other Pythons: ``make test-matrix``.
 
 ===================  ==================================================================
 room                 what lives there

@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator
 
 from fx100_lmcache.lmcache.versions import LMCACHE, LMCACHE_INPROCESS, Fit
-from tests.matrix import cell, environments, table
-from tests.matrix.environments import ROOT, Interpreter, UnavailableError
+from matrix import cell, environments, table
+from matrix.environments import ROOT, Interpreter, UnavailableError
 
 PAGE = ROOT / "docs" / "compatibility.md"
 RELEASES = tuple(dict.fromkeys((*LMCACHE.tested, *LMCACHE_INPROCESS.tested)))

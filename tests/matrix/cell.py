@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.matrix.environments import ROOT, Interpreter
+from matrix.environments import ROOT, Interpreter
 
 LIMIT_S = 1800
 FACES = {"mp": "tests/lmcache/mp", "in-process": "tests/lmcache/inprocess"}
 
 SHORT = {
-    "mp": ("test_compat.py", "test_interface.py", "test_restart.py"),
-    "in-process": ("test_plugin.py", "test_layerwise.py", "test_versions.py"),
+    "mp": ("test_compat.py", "test_interface.py", "test_identity.py", "test_scarce.py"),
+    "in-process": ("test_plugin.py", "test_layerwise.py", "test_engine.py", "test_versions.py"),
 }
 """What calls every method of a face with LMCache's own objects, in seconds."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.matrix import cell, table
+from matrix import cell, table
 
 PAGE = f"""before
 
