@@ -17,7 +17,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := .venv/.installed-$(EXTRA)
 
-.PHONY: help venv demo lint pytest test test-native test-nvmet clean
+.PHONY: help venv demo lint pytest test test-native test-nvmet test-matrix wheel clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -53,6 +53,13 @@ test-native: venv  ## the C extension under sanitizers; NATIVE_ROUNDS=5000 NATIV
 
 test-nvmet: venv  ## real NVMe over TCP on loopback, in a guest if need be; as root
 	tests/nvmet/run
+
+test-matrix: venv  ## both faces on other LMCaches and Pythons; MATRIX_ARGS=--short is quick
+	PYTHONPATH=tests $(BIN)/python -m matrix $(MATRIX_ARGS)
+
+wheel: venv  ## dist/: a source distribution, and one wheel for all supported Pythons
+	$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist")'
+	$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist dist/fx100_lmcache-*.tar.gz
 
 clean:  ## remove build products, caches and what a demo left; .venv stays
 	rm -rf build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo

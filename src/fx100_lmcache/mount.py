@@ -65,6 +65,11 @@ class Mounted:
     store: Store
     paths: PathWatch | None = None
 
+    @property
+    def remote(self) -> bool:
+        """Whether bytes lie off this host: on a namespace that is named by its NVMe identity."""
+        return any(member.nvme is not None for member in self.config.volume.members)
+
     def close(self) -> int:
         """Close within the configured deadline; return transfers left in the kernel.
 

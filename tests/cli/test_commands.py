@@ -25,7 +25,11 @@ COMMANDS = ("format", "status", "verify", "l2-adapter", "take-over")
 def test_version() -> None:
     result = fx100("--version")
     assert result.exit_code == 0
-    assert result.stdout == f"fx100 {__version__}\n"
+    first, *built_for, engine = result.stdout.splitlines()
+    assert first == f"fx100 {__version__}"
+    assert "lmcache server: LMCache 0.5.4 to 0.5.7 (tested: 0.5.6, " in built_for[0]
+    assert [line.split(":")[0] for line in built_for[1:]] == ["LMCache inside vLLM", "vLLM"]
+    assert engine in ("engine here: native", "engine here: Python threads")
 
 
 @pytest.mark.parametrize("arguments", [["bogus"], ["status"], ["status", "a", "b"], ["--bogus"]])

@@ -71,24 +71,44 @@ def test_vllm_and_server_speak_of_the_same_port_and_mode():
 # ----- lmcache server
 
 
-def server_arguments(folder: Path, variant: str) -> list[str]:
-    """Run the script with stand-ins for `fx100` and `lmcache`; return what the latter gets."""
+OLD_HELP = "--chunk-size N  --l2-prefetch-max-in-flight N"
+NEW_HELP = f"{OLD_HELP}  --l2-prefetch-inflight-watermark X  --api-key-file PATH"
+
+
+def run_script(
+    folder: Path, variant: str, known: str | None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the script with stand-ins for `fx100` and `lmcache`; the latter prints what it gets.
+
+    Parameters
+    ----------
+    known
+        What `lmcache server --help` says; None if it fails.
+    """
+    said = "exit 3" if known is None else f"exec echo '{known}'"
     adapter = '{"type": "mock", "max_size_gb": 1, "mock_bandwidth_gb": 1}'
     for name, body in {
         "fx100": f"echo '{adapter}'",
-        "lmcache": "printf '%s\\0' \"$@\"",
+        "lmcache": f'[ "$2" = --help ] && {said}\nprintf \'%s\\0\' "$@"',
     }.items():
         stand_in = folder / name
         stand_in.write_text(f"#!/bin/sh\n{body}\n")
         stand_in.chmod(0o755)
-    environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
-    result = subprocess.run(
+    return subprocess.run(
         [SCRIPT, variant, CONFIGS / "embedded.yaml", "--instance-id", "a b"],
-        env=environment,
+        env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"} | environment,
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
+
+
+def server_arguments(
+    folder: Path, variant: str, known: str = OLD_HELP, **environment: str
+) -> list[str]:
+    """Return what the script gives to `lmcache`."""
+    result = run_script(folder, variant, known, **environment)
+    assert result.returncode == 0, result.stderr
     return result.stdout.split("\0")[:-1]
 
 
@@ -102,6 +122,30 @@ def test_server_binds_to_loopback_and_unpickles_nothing(tmp_path, variant):
     assert values["--instance-id"] == "a b"
 
 
+def test_the_server_gets_the_flags_that_its_release_has(tmp_path):
+    old, new = (server_arguments(tmp_path, "gpu", known) for known in (OLD_HELP, NEW_HELP))
+    assert old[old.index("--l2-prefetch-max-in-flight") + 1] == "16"
+    assert new[new.index("--l2-prefetch-inflight-watermark") + 1] == "0.7"
+    assert "--l2-prefetch-inflight-watermark" not in old, "it would not start"
+    assert "--l2-prefetch-max-in-flight" not in new, "it is taken there, and ignored"
+    assert "--api-key-file" not in new
+
+
+def test_a_key_that_nobody_would_ask_for_is_refused(tmp_path):
+    asked = server_arguments(tmp_path, "cpu", NEW_HELP, LMCACHE_API_KEY_FILE="/etc/a key")
+    assert asked[asked.index("--api-key-file") + 1] == "/etc/a key"
+    silent = run_script(tmp_path, "cpu", OLD_HELP, LMCACHE_API_KEY_FILE="/etc/a key")
+    assert silent.returncode == 1
+    assert silent.stdout == "", "no server without the key"
+    assert "LMCache 0.5.7" in silent.stderr
+
+
+def test_an_lmcache_that_cannot_say_its_flags_is_named(tmp_path):
+    result = run_script(tmp_path, "cpu", None)
+    assert result.returncode == 1
+    assert "is LMCache installed here?" in result.stderr
+
+
 @pytest.mark.parametrize("arguments", [[], ["gpu"], ["tpu", "configs/embedded.yaml"]])
 def test_server_script_explains_its_usage(arguments):
     result = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, check=False)
@@ -109,6 +153,13 @@ def test_server_script_explains_its_usage(arguments):
     assert "gpu" in result.stderr
 
 
+LMCACHE_HELP = """
+import argparse, json
+from lmcache.cli.commands.server import ServerCommand
+parser = argparse.ArgumentParser()
+ServerCommand().add_arguments(parser)
+print(json.dumps([text for each in parser._actions for text in each.option_strings]))
+"""
 LMCACHE_PARSER = """
 import argparse, json, sys
 from lmcache.cli.commands.server import ServerCommand
@@ -127,7 +178,8 @@ print(json.dumps([args.host, args.http_host]))
 @pytest.mark.lmcache
 @pytest.mark.skipif(not find_spec("lmcache"), reason="needs the lmcache package")
 def test_lmcache_takes_every_argument(tmp_path):
-    both = [server_arguments(tmp_path, variant)[1:] for variant in ("gpu", "cpu")]
+    known = " ".join(run_python(LMCACHE_HELP, ""))
+    both = [server_arguments(tmp_path, variant, known)[1:] for variant in ("gpu", "cpu")]
     assert run_python(LMCACHE_PARSER, json.dumps(both)) == ["127.0.0.1", "127.0.0.1"]
 
 

@@ -78,6 +78,17 @@ def test_lmcache_torch_and_vllm_are_imported_at_the_edge_alone() -> None:
     assert wrong == []
 
 
+def test_lmcaches_names_are_imported_in_one_place_alone() -> None:
+    wrong = [
+        f"{path.relative_to(SOURCE)} imports {module}"
+        for path in SOURCE.rglob("*.py")
+        if path.parent != SOURCE / "lmcache" / "compat"
+        for module in imported(path)
+        if module.split(".")[0] == "lmcache"
+    ]
+    assert wrong == []
+
+
 def test_the_rule_notices_a_wrong_import(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
     wrong.write_text(f"def f():\n    from {PACKAGE} import cli\n    import {PACKAGE}.cli.console\n")

@@ -30,7 +30,8 @@ def test_vllm_file_and_flag_say_the_same(tmp_path: Path) -> None:
     assert file.engine.chunk_size == 64
     assert file.engine.storage_plugins == ("fx100",)
     assert file.load_failure_policy == "recompute"
-    assert file.connector == "LMCacheConnectorV1"
+    assert file.connector == "LMCacheConnectorV1Dynamic"
+    assert file.connector_module == "lmcache.integration.vllm.lmcache_connector_v1"
 
 
 def test_vllm_fails_requests_unless_told_otherwise(tmp_path: Path) -> None:

@@ -30,13 +30,14 @@ def judged(
     tmp_path: Path,
     content: dict[str, Any] | None = None,
     environment: dict[str, str] | None = None,
+    lmcache: str | None = "0.5.6",
     **fields: Any,
 ) -> list[Finding]:
     config = tmp_path / "fx100.yaml"
     if content is None:
         content = vllm_settings(config, **fields)
     document = read_document(written(tmp_path / "vllm.yaml", content), {})
-    return list(check_inprocess(document, config, environment or {}))
+    return list(check_inprocess(document, config, environment or {}, lmcache))
 
 
 def test_settings_as_shipped_are_fine(tmp_path: Path) -> None:
@@ -181,4 +182,29 @@ def test_what_the_plugin_warns_of_is_a_warning(
 def test_another_connector_is_a_warning(tmp_path: Path) -> None:
     content = vllm_settings(tmp_path / "fx100.yaml")
     content["kv-transfer-config"]["kv_connector"] = "Another"
-    assert "LMCacheConnectorV1" in only(judged(tmp_path, content), WARNING).do
+    assert "LMCacheConnectorV1Dynamic" in only(judged(tmp_path, content), WARNING).do
+
+
+def test_vllms_own_connector_does_not_find_its_half_in_a_newer_lmcache(tmp_path: Path) -> None:
+    content = vllm_settings(tmp_path / "fx100.yaml")
+    transfer = content["kv-transfer-config"]
+    transfer["kv_connector"] = "LMCacheConnectorV1"
+    del transfer["kv_connector_module_path"]
+    assert {each.severity for each in judged(tmp_path, content, lmcache="0.5.6")} == {OK}
+    found = only(judged(tmp_path, content, lmcache="0.5.7rc2"), PROBLEM)
+    assert "LMCache 0.5.7rc2" in found.what
+    assert "kv_connector: LMCacheConnectorV1Dynamic" in found.do
+    assert "kv_connector_module_path: lmcache.integration.vllm.lmcache_connector_v1" in found.do
+
+
+@pytest.mark.parametrize("module", [None, "lmcache.integration.vllm.vllm_v1_adapter"])
+def test_lmcaches_connector_must_be_said_where_to_find(tmp_path: Path, module: str | None) -> None:
+    content = vllm_settings(tmp_path / "fx100.yaml")
+    content["kv-transfer-config"]["kv_connector_module_path"] = module
+    assert "kv_connector_module_path" in only(judged(tmp_path, content), PROBLEM).what
+
+
+def test_what_upstream_announces_for_this_mode_is_said(tmp_path: Path) -> None:
+    found = only(judged(tmp_path, lmcache="0.5.7rc2"), NOTE)
+    assert "deprecated" in found.what
+    assert "lmcache server" in found.do

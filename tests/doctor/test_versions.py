@@ -17,7 +17,7 @@ def test_the_supported_versions_are_fine(vllm: str) -> None:
     assert len(found) == 2
 
 
-@pytest.mark.parametrize("version", ["0.4.9", "0.50.6", "0.6.0", "1.5.6", "0.6rc1"])
+@pytest.mark.parametrize("version", ["0.5.3", "0.5", "0.5.60", "0.50.6", "0.6.0", "0.6rc1"])
 def test_lmcache_outside_the_range_is_a_problem(version: str) -> None:
     found = only(judged({MP}, lmcache=version), PROBLEM)
     assert found.subject == f"LMCache {version}"
@@ -25,11 +25,22 @@ def test_lmcache_outside_the_range_is_a_problem(version: str) -> None:
     assert found.do == "pip install 'lmcache==0.5.6'"
 
 
-@pytest.mark.parametrize("version", ["0.5.7", "0.5.60", "0.5"])
+@pytest.mark.parametrize("version", ["0.5.7", "0.5.7rc1", "0.5.7.post1", "0.5.6rc1"])
 def test_lmcache_that_was_not_tested_is_a_warning(version: str) -> None:
     found = judged({MP}, lmcache=version)
     assert not graded(found, PROBLEM)
     assert "0.5.6" in only(found, WARNING).do
+
+
+@pytest.mark.parametrize("version", ["0.5.4", "0.5.5", "0.5.6.post1", "0.5.7rc2", "0.5.7rc2+cpu"])
+def test_other_tested_releases_are_fine(version: str) -> None:
+    assert {each.severity for each in judged({MP}, lmcache=version)} == {OK}
+
+
+def test_inside_vllm_older_releases_are_supported_too() -> None:
+    assert not graded(judged({IN_PROCESS}, lmcache="0.5.0", vllm="0.32.0"), PROBLEM)
+    both = judged({MP, IN_PROCESS}, lmcache="0.5.0", vllm="0.32.0")
+    assert "0.5.4 to 0.5.7" in only(both, PROBLEM).what
 
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "0.3.2", "1.32.0"])

@@ -1,7 +1,7 @@
 """LMCache inside vLLM on a CPU, for tests only: stock LMCache has no connector for CPUs here.
 
 vLLM loads it by ``"kv_connector": "CpuLMCacheConnector", "kv_connector_module_path":
-"cpu_connector"``. It moves whole blocks of vLLM's CPU cache, whose layout is blocks, heads,
+"support.cpu_connector"``. It moves whole blocks of vLLM's CPU cache, whose layout is blocks, heads,
 tokens, K and V: the order inside a block is that of vLLM's CPU kernels and is kept as it is.
 
 ``FX100_E2E_TRACE`` names a file that gets a line for every chunk saved and loaded:
@@ -14,14 +14,14 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import lmcache.v1.gpu_connector as factory
 import torch
 import xxhash
-from lmcache.v1.gpu_connector.gpu_connectors import (
-    GPUConnectorInterface,
-    VLLMPagedMemLayerwiseGPUConnector,
-)
-from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
+from lmcache.integration.vllm.lmcache_connector_v1 import LMCacheConnectorV1Dynamic
+
+from support.releases import inprocess
+
+factory: Any = inprocess("gpu_connector")
+_connectors: Any = inprocess("gpu_connector.gpu_connectors")
 
 TRACE = os.environ.get("FX100_E2E_TRACE")
 
@@ -75,7 +75,7 @@ def _to_skip(kwargs: dict[str, Any], start: int, end: int) -> int:
     return int(min(end - start, max(0, kwargs.get("vllm_cached_tokens", 0) - start)))
 
 
-class CpuConnector(_Connector, GPUConnectorInterface):
+class CpuConnector(_Connector, _connectors.GPUConnectorInterface):
     """Objects of all layers: K and V, layers, tokens, hidden."""
 
     def get_shape(self, num_tokens: int) -> torch.Size:
@@ -114,7 +114,7 @@ class CpuConnector(_Connector, GPUConnectorInterface):
             self.to_gpu(obj, start, end, **kwargs)
 
 
-class CpuLayerConnector(_Connector, VLLMPagedMemLayerwiseGPUConnector):
+class CpuLayerConnector(_Connector, _connectors.VLLMPagedMemLayerwiseGPUConnector):
     """Objects of one layer: tokens, K and V, hidden."""
 
     def get_shape(self, num_tokens: int) -> torch.Size:
@@ -160,5 +160,5 @@ def _create(config: Any, metadata: Any, *_: Any, **__: Any) -> Any:
 factory.CreateGPUConnector = _create
 
 
-class CpuLMCacheConnector(LMCacheConnectorV1):
+class CpuLMCacheConnector(LMCacheConnectorV1Dynamic):  # type: ignore[misc]
     """LMCache's connector, which now finds the ones above."""

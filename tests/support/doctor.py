@@ -51,7 +51,8 @@ def vllm_settings(
     """vLLM's settings, with LMCache's inside."""
     settings = inprocess_settings(config, **fields)
     transfer: dict[str, Any] = {
-        "kv_connector": "LMCacheConnectorV1",
+        "kv_connector": "LMCacheConnectorV1Dynamic",
+        "kv_connector_module_path": "lmcache.integration.vllm.lmcache_connector_v1",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {f"lmcache.{key}": value for key, value in settings.items()},
     }

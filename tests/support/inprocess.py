@@ -13,7 +13,6 @@ import torch
 import yaml
 from lmcache.utils import CacheEngineKey
 from lmcache.v1.config import LMCacheEngineConfig
-from lmcache.v1.event_manager import EventManager
 from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.metadata import LMCacheMetadata
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
@@ -31,6 +30,9 @@ from fx100_lmcache.testing.harness import small_geometry
 from fx100_lmcache.testing.memory import MemoryMember
 from fx100_lmcache.testing.volumes import file_volume
 from fx100_lmcache.volume.volume import assemble, format_volume, read_label
+from support.releases import inprocess as lmcache_inprocess
+
+EventManager = lmcache_inprocess("event_manager").EventManager
 
 MODEL = "test/model"
 LAYERS, CHUNK_TOKENS, HEADS, HEAD_SIZE = 4, 16, 2, 64

@@ -13,11 +13,6 @@ from typing import Any
 import torch
 import xxhash
 from lmcache.utils import CacheEngineKey
-from lmcache.v1.cache_engine import LMCacheEngine
-from lmcache.v1.gpu_connector.gpu_connectors import (
-    GPUConnectorInterface,
-    VLLMPagedMemLayerwiseGPUConnector,
-)
 from lmcache.v1.metadata import LMCacheMetadata
 
 from support.inprocess import (
@@ -30,6 +25,10 @@ from support.inprocess import (
     engine_config,
     metadata,
 )
+from support.releases import inprocess as lmcache_inprocess
+
+LMCacheEngine = lmcache_inprocess("cache_engine").LMCacheEngine
+_connectors: Any = lmcache_inprocess("gpu_connector.gpu_connectors")
 
 HIDDEN = HEADS * HEAD_SIZE
 MAX_TOKENS = 160 * CHUNK_TOKENS
@@ -84,7 +83,7 @@ class TokenHashes:
                 )
 
 
-class ToyGpu(GPUConnectorInterface):
+class ToyGpu(_connectors.GPUConnectorInterface):
     """Copies between LMCache's objects and `kv`: layers, tokens, K and V, hidden."""
 
     def __init__(self, layers: int = LAYERS, halves: int = 2) -> None:
@@ -109,7 +108,7 @@ class ToyGpu(GPUConnectorInterface):
             self.to_gpu(obj, start, end)
 
 
-class ToyLayerGpu(VLLMPagedMemLayerwiseGPUConnector):
+class ToyLayerGpu(_connectors.VLLMPagedMemLayerwiseGPUConnector):
     """The same, layer by layer; LMCache insists on a subclass of this."""
 
     def __init__(self) -> None:

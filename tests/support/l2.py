@@ -25,6 +25,7 @@ from fx100_lmcache.testing.harness import Rig, small_geometry
 from fx100_lmcache.testing.memory import MemoryMember, memory_members
 from fx100_lmcache.testing.volumes import file_volume
 from fx100_lmcache.volume.volume import assemble, format_volume
+from support.releases import places
 
 MODEL = "test/model"
 WAIT_S = 30.0
@@ -237,7 +238,7 @@ class Client:
         self.wait(self.adapter.get_lookup_and_lock_event_fd())
         bitmap = self.adapter.query_lookup_and_lock_result(task)
         assert bitmap is not None
-        assert bitmap.size() == len(keys)
+        assert places(bitmap) == len(keys)
         return [bitmap.test(place) for place in range(len(keys))]
 
     def has(self, one: ObjectKey, descs: dict[int, Any] | None = None) -> bool:
@@ -253,7 +254,7 @@ class Client:
     def wait_load(self, task: int, count: int) -> list[bool]:
         while (bitmap := self.adapter.query_load_result(task)) is None:
             self.wait(self.adapter.get_load_event_fd())
-        assert bitmap.size() == count
+        assert places(bitmap) == count
         return [bitmap.test(place) for place in range(count)]
 
     def get(self, one: ObjectKey, like: TensorMemoryObj) -> bytes | None:

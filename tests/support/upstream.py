@@ -9,15 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from fx100_lmcache.lmcache.versions import installed_version
 from support import ROOT
 
-CACHE = ROOT / ".cache" / "lmcache-0.5.6"
-SDIST = "lmcache-0.5.6.tar.gz"
+RELEASE = "0.5.6"
+CACHE = ROOT / ".cache" / f"lmcache-{RELEASE}"
+SDIST = f"lmcache-{RELEASE}.tar.gz"
 SHA256 = "d6951e60ce8818a76aa42d0866a4ba85f1c95cd919355fff30ff24dcc3243f1e"
 
 # without these, LMCache's setup.py looks for a CUDA compiler just to tell its name
 DOWNLOAD_ENV = {"NO_NATIVE_EXT": "1", "NO_GPU_EXT": "1", "NO_CUDA_EXT": "1"}
 QUIET_ENV = {"LMCACHE_TRACK_USAGE": "false"}
+
+
+only_its_own = pytest.mark.skipif(
+    installed_version("lmcache") != RELEASE, reason=f"these are the tests of LMCache {RELEASE}"
+)
 
 
 def run(command: list[str], cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -36,7 +43,7 @@ def download() -> None:
     CACHE.mkdir(parents=True, exist_ok=True)
     how = "--disable-pip-version-check --no-deps --no-binary :all: --no-build-isolation"
     done = run(
-        ["-m", "pip", "download", *how.split(), "--dest", str(CACHE), "lmcache==0.5.6"],
+        ["-m", "pip", "download", *how.split(), "--dest", str(CACHE), f"lmcache=={RELEASE}"],
         CACHE,
         **DOWNLOAD_ENV,
     )
@@ -54,7 +61,7 @@ def upstream_tests() -> Path:
     if not archive.exists():
         download()
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
-    assert found == SHA256, f"{archive} is not the release of LMCache 0.5.6: delete it"
+    assert found == SHA256, f"{archive} is not the release of LMCache {RELEASE}: delete it"
     unpacked = CACHE / "unpacked"
     if not (unpacked / "tests").exists():
         top = archive.name.removesuffix(".tar.gz")

@@ -19,6 +19,7 @@ from fx100_lmcache.cli.status import status_command
 from fx100_lmcache.cli.streams import prepare_streams
 from fx100_lmcache.cli.take_over import take_over_command
 from fx100_lmcache.cli.verify import verify_command
+from fx100_lmcache.engine.native_lane import native_available
 
 app = typer.Typer(
     name="fx100",
@@ -40,7 +41,11 @@ app.add_typer(nvme_app)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"fx100 {__version__}")
+        # here, so that no other command loads a part of the faces
+        from fx100_lmcache.doctor.versions import built_for
+
+        engine = "native" if native_available() else "Python threads"
+        typer.echo("\n".join([f"fx100 {__version__}", *built_for(), f"engine here: {engine}"]))
         raise typer.Exit
 
 
@@ -49,7 +54,10 @@ def _options(
     _version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version, and what it was built for.",
         ),
     ] = False,
 ) -> None:

@@ -130,7 +130,7 @@ def examine(path: Path, question: Question, lmcache_config: Path | None) -> Iter
     """
     # here, so that no other command loads a part of the faces
     from fx100_lmcache.doctor.inprocess import check_inprocess
-    from fx100_lmcache.doctor.versions import check_versions
+    from fx100_lmcache.doctor.versions import check_versions, installed_lmcache
 
     yield from check_versions(question)
     document: Document | None = None
@@ -143,7 +143,7 @@ def examine(path: Path, question: Question, lmcache_config: Path | None) -> Iter
     wanted = targets(question, document)
     yield from check_loading(wanted, try_imports(wanted))
     if IN_PROCESS in question.modes:
-        yield from check_inprocess(document, path)
+        yield from check_inprocess(document, path, lmcache=installed_lmcache())
     report = inspect(path)
     yield from check_volume(report)
     try:

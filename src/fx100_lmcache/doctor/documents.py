@@ -69,6 +69,8 @@ class Document:
         Value of ``--l2-adapter``.
     connector : str or None
         vLLM's KV connector.
+    connector_module : str or None
+        Where vLLM is to import it from; None if it is one of vLLM's own.
     load_failure_policy : str or None
         What vLLM does when a promised load fails; None if the file is not vLLM's.
     """
@@ -77,6 +79,7 @@ class Document:
     engine: EngineSettings | None = None
     adapter: Mapping[str, Any] | None = None
     connector: str | None = None
+    connector_module: str | None = None
     load_failure_policy: str | None = None
 
 
@@ -113,7 +116,13 @@ def read_document(path: Path, environment: Mapping[str, str]) -> Document:
         }
         engine = _engine(path, values)
     policy = str(transfer.get("kv_load_failure_policy", DEFAULT_LOAD_FAILURE_POLICY))
-    return Document(path, engine=engine, connector=connector, load_failure_policy=policy)
+    return Document(
+        path,
+        engine=engine,
+        connector=connector,
+        connector_module=transfer.get("kv_connector_module_path"),
+        load_failure_policy=policy,
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:

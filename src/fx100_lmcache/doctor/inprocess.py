@@ -17,14 +17,22 @@ from fx100_lmcache.lmcache.inprocess.checks import (
     check_setup,
     warnings_for,
 )
+from fx100_lmcache.lmcache.versions import DEPRECATED, has_moved
 from fx100_lmcache.nvmf.check import Finding
 
-CONNECTOR = "LMCacheConnectorV1"
+CONNECTOR = "LMCacheConnectorV1Dynamic"
+CONNECTOR_MODULE = "lmcache.integration.vllm.lmcache_connector_v1"
+VLLMS_CONNECTOR = "LMCacheConnectorV1"
+"""vLLM's own; up to 0.34 it imports a module that LMCache 0.5.7 has moved."""
+
 OUR_CLASS = "FX100StoragePlugin"
 
 
 def check_inprocess(
-    document: Document | None, config_path: Path, environment: Mapping[str, str] = os.environ
+    document: Document | None,
+    config_path: Path,
+    environment: Mapping[str, str] = os.environ,
+    lmcache: str | None = None,
 ) -> Iterator[Finding]:
     """Judge what LMCache and vLLM are told.
 
@@ -34,6 +42,8 @@ def check_inprocess(
         What their file says; None if none was given.
     config_path : Path
         Our own YAML, which LMCache must be told of.
+    lmcache : str or None
+        Version that is installed.
     """
     if document is None or document.engine is None:
         yield note(
@@ -47,6 +57,7 @@ def check_inprocess(
     yield from _check_plugins(engine, file, config_path)
     yield _check_hash(engine, environment)
     yield from _check_policy(document)
+    yield from _check_connector(document, lmcache)
     yield from _check_refused(engine, file)
     host = Host()  # its policy is judged above, with its own words
     for text in warnings_for(engine, host, _our_names(engine)):
@@ -137,13 +148,34 @@ def _check_policy(document: Document) -> Iterator[Finding]:
         yield problem(subject, f"is {policy}", why, do)
     else:
         yield ok(subject, "is recompute")
-    if document.connector not in (None, CONNECTOR):
-        yield warning(
-            "in-process: kv_connector",
-            f"is {document.connector}, not {CONNECTOR}",
-            "only with the latter was LMCache inside vLLM tested",
-            f"set kv_connector: {CONNECTOR}",
-        )
+
+
+def _check_connector(document: Document, lmcache: str | None) -> Iterator[Finding]:
+    """Judge what vLLM is to load; it does not start with what it cannot import.
+
+    Parameters
+    ----------
+    lmcache : str or None
+        Version that is installed.
+    """
+    subject, named, module = (
+        "in-process: kv_connector",
+        document.connector,
+        document.connector_module,
+    )
+    do = f"set kv_connector: {CONNECTOR}, kv_connector_module_path: {CONNECTOR_MODULE}"
+    moved = lmcache is not None and has_moved(lmcache)
+    if named == CONNECTOR and module != CONNECTOR_MODULE:
+        where = f"kv_connector_module_path {module}" if module else "no kv_connector_module_path"
+        yield problem(subject, f"{named} with {where}", "vLLM does not find it", do)
+    elif named == VLLMS_CONNECTOR and moved:
+        what = f"is {named}, which cannot be loaded with LMCache {lmcache}"
+        yield problem(subject, what, "it imports what LMCache 0.5.7 has moved: no vLLM starts", do)
+    elif named not in (None, CONNECTOR, VLLMS_CONNECTOR):
+        what = f"is {named}, not {CONNECTOR}"
+        yield warning(subject, what, "only with the latter was LMCache inside vLLM tested", do)
+    if moved:
+        yield note("in-process: mode", *DEPRECATED)
 
 
 def _check_refused(engine: EngineSettings, file: Path) -> Iterator[Finding]:

@@ -5,14 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question, ok, problem, warning
-from fx100_lmcache.lmcache.versions import LMCACHE, VLLM, Fit, Supported, installed_version
+from fx100_lmcache.lmcache.versions import (
+    LMCACHE,
+    LMCACHE_INPROCESS,
+    VLLM,
+    Fit,
+    Supported,
+    installed_version,
+)
 from fx100_lmcache.nvmf.check import Finding
 
-NEEDED_BY = {LMCACHE: (MP, IN_PROCESS), VLLM: (IN_PROCESS,)}
-"""Modes that need a program in this environment."""
-
-EXTRAS = {LMCACHE: "lmcache", VLLM: "gpu"}
+EXTRAS = {LMCACHE: "lmcache", LMCACHE_INPROCESS: "lmcache", VLLM: "gpu"}
 """What installs it: an extra of our package."""
+
+
+def built_for() -> list[str]:
+    """Say, one line each, which versions of other programs this package is for."""
+    modes = {LMCACHE: "lmcache server", LMCACHE_INPROCESS: "LMCache inside vLLM", VLLM: "vLLM"}
+    return [
+        f"{modes[program]}: {program.name} {program.range} (tested: {', '.join(program.tested)})"
+        for program in modes
+    ]
+
+
+def installed_lmcache() -> str | None:
+    """Return LMCache's version in this Python environment, None if there is none."""
+    return LMCACHE.installed(installed_version)
+
+
+def _needed(question: Question) -> dict[Supported, tuple[str, ...]]:
+    """Return the programs to judge, each with the modes that need it in this environment.
+
+    Where both modes are asked about, the narrower range of LMCache holds.
+    """
+    lmcache = LMCACHE if MP in question.modes else LMCACHE_INPROCESS
+    return {lmcache: (MP, IN_PROCESS), VLLM: (IN_PROCESS,)}
 
 
 def check_versions(
@@ -25,7 +52,7 @@ def check_versions(
     version_of : callable or None
         Version of an installed package, or None; by default what Python itself says.
     """
-    for program, modes in NEEDED_BY.items():
+    for program, modes in _needed(question).items():
         found = program.installed(version_of or installed_version)
         needed = question.modes.intersection(modes)
         if found is not None:
@@ -47,13 +74,13 @@ def _judge(program: Supported, found: str) -> Finding:
     if fit is Fit.UNTESTED:
         return warning(
             subject,
-            f"was not tested; {program.tested} was",
+            f"was not tested; {', '.join(program.tested)} were",
             "its interfaces should be the same, but nobody has looked",
             program.install,
         )
     return problem(
         subject,
-        f"is outside the supported range: {program.series}.*",
+        f"is outside the supported range: {program.range}",
         "the interfaces that LMCache and vLLM load us through change between such versions",
         program.install,
     )

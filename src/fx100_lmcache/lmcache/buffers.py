@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from lmcache.v1.distributed.api import MemoryLayoutDesc
-from lmcache.v1.distributed.internal_api import L1MemoryDesc
-from lmcache.v1.memory_management import MemoryObj
 
 from fx100_lmcache.buffers import IoBuffer
+from fx100_lmcache.lmcache.compat.memory import MemoryObj
 from fx100_lmcache.ondisk.chunk_meta import ChunkMeta, Layout, Scope
+
+if TYPE_CHECKING:  # in-process these need not be there
+    from fx100_lmcache.lmcache.compat.mp import L1MemoryDesc, MemoryLayoutDesc
 
 log = logging.getLogger(__name__)
 

@@ -14,12 +14,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from lmcache.lmcache_native import Bitmap
-from lmcache.v1.distributed.api import KeyListPage, MemoryLayoutDesc, ObjectKey
-from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2AdapterListener, L2StoreResult
-from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
-from lmcache.v1.memory_management import MemoryObj
-
 from fx100_lmcache import config as settings
 from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.counters import ADAPTER, defects_in
@@ -30,6 +24,20 @@ from fx100_lmcache.lmcache.buffers import (
     io_buffer,
     layout_of,
     packed_meta,
+)
+from fx100_lmcache.lmcache.compat.memory import MemoryObj
+from fx100_lmcache.lmcache.compat.mp import (
+    ADAPTER_CONTRACT,
+    AdapterUsage,
+    Bitmap,
+    KeyListPage,
+    L1MemoryDesc,
+    L2AdapterInterface,
+    L2AdapterListener,
+    L2StoreResult,
+    MemoryLayoutDesc,
+    ObjectKey,
+    memory_tags,
 )
 from fx100_lmcache.lmcache.counts import Counts
 from fx100_lmcache.lmcache.defects import Defects
@@ -47,6 +55,7 @@ from fx100_lmcache.lmcache.mp.tasks import (
     LoadTask,
     PutDone,
     StoreTask,
+    Touched,
     listed,
     plan_load,
     size_objects,
@@ -113,6 +122,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
     ) -> None:
         store, config = self._mounted.store, self._mounted.config
         super().__init__(max_capacity_bytes=store.capacity_bytes)
+        ADAPTER_CONTRACT.check_instance(self)
         self._store = store
         self._counts = Counts(ADAPTER)
         self._defects = Defects(self._counts)
@@ -127,6 +137,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
             PutDone: Handler(self._tell_stored, self._put_done),
             LoadDone: Handler(self._tell_accessed, self._load_done),
             Deleted: Handler(self._tell_deleted),
+            Touched: Handler(self._tell_touched),
             Evicted: Handler(self._tell_evicted),
         }
         self._events = EventThread(handlers, self._replays.step, self._defects)
@@ -331,6 +342,23 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         finally:
             self._loads.publish(task.number, task.bitmap)
 
+    def submit_touch(self, keys: list[ObjectKey]) -> None:
+        """Mark keys as used that were found in host memory; LMCache calls it from 0.5.7 on.
+
+        Without it, what is served from host memory alone would grow cold here.
+        """
+        with self._defects.caught("call_errors", "keys could not be marked as used"):
+            names = [] if self._closed else listed(keys)
+            there = self._store.touch(self._keys.digests(names))
+            used = [key for key, found in zip(names, there, strict=True) if found]
+            if used:
+                self._events.post(Touched(used))
+
+    def _tell_touched(self, events: list[Touched]) -> None:
+        for event in events:
+            self._tell(self._notify_keys_accessed, event.keys)
+            self._replays.note_used(event.keys)
+
     def query_load_result(self, task_id: int) -> Bitmap | None:
         """Return the bitmap of a load, once."""
         return self._loads.take(task_id)
@@ -393,6 +421,10 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
             if not self._closed:
                 return list_keys(self._store, self._keys, model_name, page_size, cursor)
         return KeyListPage((), None)
+
+    def get_memory_tags(self) -> Any:
+        """Say where the bytes lie; LMCache asks from 0.5.7 on."""
+        return memory_tags(remote=self._mounted.remote or getattr(self, "_shared", False))
 
     def _stuck_members(self) -> list[str]:
         return [member["name"] for member in self._store.status()["members"] if member["stuck"]]
@@ -471,3 +503,6 @@ def _mount_when_there(path: str) -> Mounted:
     config = settings.load(path)
     wait_for_members(config, config.deadlines.start_s)
     return mount(config)
+
+
+ADAPTER_CONTRACT.check(FX100L2Adapter)  # Python makes no instance that lacks a method

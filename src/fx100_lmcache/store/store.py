@@ -24,7 +24,7 @@ from fx100_lmcache.store.clear import Clearer
 from fx100_lmcache.store.erase import Eraser
 from fx100_lmcache.store.heartbeat import Heartbeat
 from fx100_lmcache.store.load import Loader
-from fx100_lmcache.store.lookup import describe, lookup, unpin
+from fx100_lmcache.store.lookup import describe, lookup, touch, unpin
 from fx100_lmcache.store.ownership import Ownership
 from fx100_lmcache.store.put import Putter
 from fx100_lmcache.store.report import problems_of, status_of
@@ -318,6 +318,12 @@ class Store:
     def describe(self, digests: Sequence[bytes]) -> list[tuple[int, int] | None]:
         """Return ``(length, meta number)`` of each object, None for those that are not there."""
         return describe(self._core, digests)
+
+    def touch(self, digests: Sequence[bytes]) -> npt.NDArray[np.bool_]:
+        """Mark objects as just used, the first most recently; return which are there."""
+        if self.forked:
+            return np.zeros(len(digests), np.bool_)
+        return touch(self._core, digests)
 
     def unpin(self, digests: Sequence[bytes]) -> int:
         """Give back one pin for each digest; return how many were held."""

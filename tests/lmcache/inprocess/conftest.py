@@ -9,7 +9,7 @@ from support.with_lmcache import import_quietly, mark_tests_in
 
 import_quietly(
     "lmcache.v1.storage_backend.storage_manager",
-    "lmcache.v1.cache_engine",
+    "support.inprocess_engine",
     "fx100_lmcache.lmcache.plugin",
 )
 

@@ -123,7 +123,7 @@ class Run:
     def _connector(self) -> dict[str, object]:
         return {
             "kv_connector": "CpuLMCacheConnector",
-            "kv_connector_module_path": "cpu_connector",
+            "kv_connector_module_path": "support.cpu_connector",
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {

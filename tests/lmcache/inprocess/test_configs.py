@@ -90,5 +90,5 @@ def test_vllm_takes_the_file_and_the_flag_alike():
     by_file, by_flag = json.loads(done.stdout.splitlines()[-1])
     assert by_file[:2] == ["127.0.0.1", 8000]
     assert by_file[2:] == by_flag[2:]
-    assert by_file[2:5] == ["LMCacheConnectorV1", "kv_both", "recompute"]
+    assert by_file[2:5] == ["LMCacheConnectorV1Dynamic", "kv_both", "recompute"]
     assert by_file[5] == transfer_config()["kv_connector_extra_config"]

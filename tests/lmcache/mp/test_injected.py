@@ -33,6 +33,7 @@ from support.l2 import (
     payload,
     threaded_adapter,
 )
+from support.releases import places
 
 SIZE = 4096
 BEFORE = 10
@@ -148,7 +149,7 @@ class Traffic:
         for task, count in self.lookups.items():
             bitmap = self.adapter.query_lookup_and_lock_result(task)
             assert bitmap is not None
-            assert bitmap.size() == count
+            assert places(bitmap) == count
         for task, (numbers, objects) in self.loads.items():
             loaded = self.client.wait_load(task, len(numbers))
             for number, obj, good in zip(numbers, objects, loaded, strict=True):

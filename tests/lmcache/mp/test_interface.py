@@ -38,6 +38,7 @@ from support.l2 import (
     payload,
     write_config,
 )
+from support.releases import places
 
 SIZE = 8192
 
@@ -283,7 +284,7 @@ def test_close_twice_and_calls_after_it(client: Client) -> None:
     load = adapter.submit_load_task(keys(1), [memory_obj(SIZE)])
     for bitmap in (adapter.query_lookup_and_lock_result(lookup), adapter.query_load_result(load)):
         assert bitmap is not None
-        assert (bitmap.size(), bitmap.popcount()) == (1, 0)
+        assert (places(bitmap), bitmap.popcount()) == (1, 0)
     assert adapter.list_l2_keys().entries == ()
     adapter.submit_unlock(keys(1))
     adapter.delete(keys(1))
@@ -385,7 +386,7 @@ def test_an_untested_lmcache_is_named_with_what_to_do(
     caplog.set_level(logging.INFO, "fx100_lmcache")
     adapter_on(Rig.fresh(2, 512 * 1024))
     assert "pip install" not in caplog.text
-    old = Supported("LMCache", ("lmcache",), "0.3", "0.3.9")
+    old = Supported("LMCache", ("lmcache",), "0.3", "0.3", ("0.3.9",))
     monkeypatch.setattr("fx100_lmcache.lmcache.l2_adapter.LMCACHE", old)
     adapter_on(Rig.fresh(2, 512 * 1024))
     assert "outside the supported range 0.3.*" in caplog.text

@@ -16,10 +16,9 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from lmcache.utils import CacheEngineKey, LayerCacheEngineKey
-
 from fx100_lmcache.config import IdentityConfig
 from fx100_lmcache.errors import TooLargeError
+from fx100_lmcache.lmcache.compat.inprocess import CacheEngineKey, LayerCacheEngineKey
 from fx100_lmcache.lmcache.counts import Counts
 from fx100_lmcache.lmcache.defects import Defects
 from fx100_lmcache.ondisk.chunk_meta import DIGEST_BYTES, SCOPE_BYTES, Scope

@@ -12,8 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from lmcache.utils import CacheEngineKey, LayerCacheEngineKey
-
+from fx100_lmcache.lmcache.compat.inprocess import CacheEngineKey, LayerCacheEngineKey
 from fx100_lmcache.lmcache.inprocess.keys import KeyNamer
 from fx100_lmcache.store import Store
 

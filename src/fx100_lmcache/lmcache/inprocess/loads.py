@@ -19,10 +19,10 @@ from itertools import islice
 from typing import Any, Protocol
 
 import torch
-from lmcache.v1.memory_management import MemoryFormat, MemoryObj
 
 from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.lmcache.buffers import fits, io_buffer
+from fx100_lmcache.lmcache.compat.memory import MemoryFormat, MemoryObj
 from fx100_lmcache.lmcache.counts import Counts
 from fx100_lmcache.lmcache.defects import Defects
 from fx100_lmcache.lmcache.events import EventThread, Handler

@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lmcache.utils import CacheEngineKey
-from lmcache.v1.memory_management import MemoryObj
-
 from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.lmcache.buffers import io_buffer, layout_of, packed_meta
+from fx100_lmcache.lmcache.compat.inprocess import CacheEngineKey
+from fx100_lmcache.lmcache.compat.memory import MemoryObj
 from fx100_lmcache.lmcache.counts import Counts
 from fx100_lmcache.lmcache.defects import Defects
 from fx100_lmcache.lmcache.events import EventThread, Handler

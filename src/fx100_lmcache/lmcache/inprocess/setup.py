@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmcache.v1 import token_database
-
 from fx100_lmcache import config as settings
 from fx100_lmcache.config import Config
+from fx100_lmcache.lmcache.compat.inprocess import MOVED, root_hash
 from fx100_lmcache.lmcache.inprocess.checks import (
     Host,
     UnsupportedSetupError,
@@ -23,7 +22,7 @@ from fx100_lmcache.lmcache.inprocess.checks import (
     warnings_for,
 )
 from fx100_lmcache.lmcache.inprocess.keys import Surroundings
-from fx100_lmcache.lmcache.versions import version_warnings
+from fx100_lmcache.lmcache.versions import DEPRECATED, version_warnings
 from fx100_lmcache.ondisk.geometry import round_up
 
 log = logging.getLogger(__name__)
@@ -85,6 +84,7 @@ def prepare(config: Any, metadata: Any, local_cpu_backend: Any, plugin: str) -> 
     chunk_bytes = _chunk_bytes(metadata)
     for text in [
         *version_warnings(),
+        *(["; ".join(DEPRECATED)] if MOVED else []),
         *warnings_for(config, host, _names(config, plugin)),
         *check_hosts(config, metadata, host),
         *check_staging(
@@ -149,10 +149,9 @@ def _shard(config: Any, ours: Config, metadata: Any, host: Host) -> int:
 
 
 def _surroundings(config: Any, metadata: Any, host: Host) -> Surroundings:
-    root = int(token_database.NONE_HASH)
     return Surroundings(
         hash_algorithm=config.pre_caching_hash_algorithm,
-        hash_seed=f"{root & (2**64 - 1):016x}",
+        hash_seed=f"{root_hash() & (2**64 - 1):016x}",
         chunk_tokens=metadata.chunk_size,
         kv_shape=tuple(metadata.kv_shape),
         cache_dtype=host.cache_dtype or str(metadata.kv_dtype).removeprefix("torch."),

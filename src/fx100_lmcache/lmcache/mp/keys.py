@@ -15,10 +15,9 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from lmcache.v1.distributed.api import ObjectKey
-
 from fx100_lmcache.config import IdentityConfig
 from fx100_lmcache.errors import TooLargeError
+from fx100_lmcache.lmcache.compat.mp import ObjectKey
 from fx100_lmcache.lmcache.counts import Counts
 from fx100_lmcache.lmcache.defects import Defects
 from fx100_lmcache.ondisk.chunk_meta import DIGEST_BYTES, HASH_BYTES, SCOPE_BYTES, ChunkMeta, Scope

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from lmcache.v1.distributed.api import ObjectKey
-from lmcache.v1.distributed.internal_api import L2AdapterListener
-
+from fx100_lmcache.lmcache.compat.mp import L2AdapterListener, ObjectKey
 from fx100_lmcache.lmcache.defects import Caught, Defects
 
 

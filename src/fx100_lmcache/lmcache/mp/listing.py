@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lmcache.v1.distributed.api import KeyEntry, KeyListPage
-
+from fx100_lmcache.lmcache.compat.mp import KeyEntry, KeyListPage
 from fx100_lmcache.lmcache.mp.keys import KeyTranslator
 from fx100_lmcache.store import Store
 

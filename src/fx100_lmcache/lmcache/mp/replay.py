@@ -12,9 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from lmcache.v1.distributed.api import ObjectKey
-from lmcache.v1.distributed.internal_api import L2AdapterListener
-
+from fx100_lmcache.lmcache.compat.mp import L2AdapterListener, ObjectKey
 from fx100_lmcache.lmcache.defects import Defects
 from fx100_lmcache.lmcache.mp.keys import KeyTranslator
 from fx100_lmcache.store import Store

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Generic, TypeVar
 
-from lmcache.v1.platform import create_event_notifier
-
+from fx100_lmcache.lmcache.compat.mp import create_event_notifier
 from fx100_lmcache.lmcache.defects import Defects
 
 T = TypeVar("T")

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from typing import Any
-
-from lmcache.lmcache_native import Bitmap
-from lmcache.v1.distributed.api import ObjectKey
-from lmcache.v1.memory_management import MemoryObj
+from typing import TYPE_CHECKING, Any
 
 from fx100_lmcache.lmcache.buffers import fits, io_buffer, layout_of
+from fx100_lmcache.lmcache.compat.memory import MemoryObj
 from fx100_lmcache.lmcache.defects import Defects
 from fx100_lmcache.store import LoadItem, LoadResult, PutResult
+
+if TYPE_CHECKING:  # the plugin uses what is here, too, and in-process these need not be there
+    from fx100_lmcache.lmcache.compat.mp import Bitmap, ObjectKey
 
 PART = 80
 """Objects of a load that the store is given at once; it reads so many as one batch."""
@@ -128,6 +128,13 @@ class Deleted:
 
     keys: dict[bytes, ObjectKey]
     removed: Sequence[tuple[bytes, int]]
+
+
+@dataclass(slots=True)
+class Touched:
+    """LMCache used these keys without loading them."""
+
+    keys: list[ObjectKey]
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmcache.v1.distributed.l2_adapters.base import AdapterUsage
+from fx100_lmcache.lmcache.compat.mp import AdapterUsage
 
 
 @dataclass(frozen=True)
