@@ -32,9 +32,9 @@ from fx100_lmcache.lmcache.buffers import (
     packed_meta,
 )
 from fx100_lmcache.lmcache.counts import Counts
-from fx100_lmcache.lmcache.defects import Defects
+from fx100_lmcache.lmcache.error_boundary import ErrorBoundary
 from fx100_lmcache.lmcache.events import EventThread, Handler
-from fx100_lmcache.lmcache.mp.keys import KeyTranslator
+from fx100_lmcache.lmcache.mp.keys import KeyNamer
 from fx100_lmcache.lmcache.mp.listeners import PatientListener
 from fx100_lmcache.lmcache.mp.listing import check_page, list_keys
 from fx100_lmcache.lmcache.mp.replay import Replays
@@ -115,21 +115,21 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         super().__init__(max_capacity_bytes=store.capacity_bytes)
         self._store = store
         self._counts = Counts(ADAPTER)
-        self._defects = Defects(self._counts)
-        self._keys = KeyTranslator(config.identity, store.meta, self._counts)
+        self._boundary = ErrorBoundary(self._counts)
+        self._keys = KeyNamer(config.identity, store.meta, self._counts)
         self._failed_stores = BurstLog(log, "store tasks failed")
         self._tasks = itertools.count()
         self._closed = False
         self._close_lock = threading.Lock()
         self._make_results(undo)
-        self._replays = Replays(store, self._keys, self._defects)
+        self._replays = Replays(store, self._keys, self._boundary)
         handlers = {
             PutDone: Handler(self._tell_stored, self._put_done),
             LoadDone: Handler(self._tell_accessed, self._load_done),
             Deleted: Handler(self._tell_deleted),
             Evicted: Handler(self._tell_evicted),
         }
-        self._events = EventThread(handlers, self._replays.step, self._defects)
+        self._events = EventThread(handlers, self._replays.step, self._boundary)
         self._watch = StuckWatch(config.deadlines.stuck_io_s, self._stuck_members, terminate)
         self._seed_usage()
         block = max(m.logical_block_bytes for m in self._mounted.volume.members)
@@ -143,11 +143,11 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._metrics = publish(self.report_status, config.metrics, role="mp", volume=str(volume))
 
     def _make_results(self, undo: ExitStack) -> None:
-        self._stores: Results[L2StoreResult] = Results(self._defects)
+        self._stores: Results[L2StoreResult] = Results(self._boundary)
         undo.callback(self._stores.close)
-        self._lookups: Results[Bitmap] = Results(self._defects)
+        self._lookups: Results[Bitmap] = Results(self._boundary)
         undo.callback(self._lookups.close)
-        self._loads: Results[Bitmap] = Results(self._defects)
+        self._loads: Results[Bitmap] = Results(self._boundary)
         undo.callback(self._loads.close)
 
     def _seed_usage(self) -> None:
@@ -178,7 +178,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """Store objects; the task succeeds if all of them are stored or were there."""
         task = StoreTask(next(self._tasks), listed(keys), listed(objects))
         items = None
-        with self._defects.caught("store_tasks_refused", f"a store of {len(task.keys)} objects"):
+        with self._boundary.caught("store_tasks_refused", f"a store of {len(task.keys)} objects"):
             items = self._put_items(task, keys, objects)
         if items is None:
             task.reasons["refused"] += 1
@@ -212,7 +212,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         elif self._closed:
             done([PutResult(False, reason="closing")])
         else:
-            with self._defects.caught("store_errors", "a put failed"):
+            with self._boundary.caught("store_errors", "a put failed"):
                 self._store.put([item], done)
                 return
             # it may be on its way, and its bytes are hashed only as they are written: LMCache must
@@ -233,7 +233,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def _finish_store(self, task: StoreTask) -> None:
         task.objects.clear()
-        with self._defects.caught("event_errors", "a store task was not counted"):
+        with self._boundary.caught("event_errors", "a store task was not counted"):
             if task.reasons:
                 self._counts.add("store_tasks_failed")
                 self._failed_stores.note(", ".join(sorted(task.reasons)))
@@ -258,7 +258,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
     ) -> Bitmap:
         bitmap = self._bitmap(len(keys))
         hits: Sequence[bool] = ()
-        with self._defects.caught("lookup_errors", f"a lookup of {len(keys)} keys failed"):
+        with self._boundary.caught("lookup_errors", f"a lookup of {len(keys)} keys failed"):
             if not self._closed:
                 digests = self._keys.digests(keys)
                 hits = self._store.lookup(digests, pin=True, accept=accepts(descs)).tolist()
@@ -268,7 +268,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return self._bitmap(len(keys))
 
     def _bitmap(self, size: int) -> Bitmap:
-        with self._defects.caught("call_errors", "no memory for a bitmap; trying again"):
+        with self._boundary.caught("call_errors", "no memory for a bitmap; trying again"):
             return Bitmap(size)
         return Bitmap(size)
 
@@ -280,7 +280,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """Give one pin back for each key."""
         names = listed(keys)
         for _ in range(2):  # LMCache does not try again; and they end, see `deadlines.pin_ttl`
-            with self._defects.caught("unlock_errors", f"an unlock of {len(names)} keys failed"):
+            with self._boundary.caught("unlock_errors", f"an unlock of {len(names)} keys failed"):
                 self._store.unpin(self._keys.digests(names))
                 return
 
@@ -288,10 +288,10 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """Load objects straight into LMCache's buffers."""
         names = listed(keys)
         task = LoadTask(next(self._tasks), names, listed(objects), self._bitmap(len(names)))
-        with self._defects.caught("load_errors", f"a load of {len(names)} objects failed"):
+        with self._boundary.caught("load_errors", f"a load of {len(names)} objects failed"):
             if not self._closed:
                 self._watch.begin(task.number)
-                plan_load(task, self._keys.digests(names), self._defects)
+                plan_load(task, self._keys.digests(names), self._boundary)
         if not task.parts:
             self._end_load(task)
         for part in range(len(task.parts)):
@@ -306,7 +306,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 self._end_load(task)
 
         items = task.parts[part]
-        with self._defects.caught("load_errors", f"a load of {len(items)} objects failed"):
+        with self._boundary.caught("load_errors", f"a load of {len(items)} objects failed"):
             self._store.load(items, done, hold=True)
             return
         done([])  # it raises before anything of this part is begun, or not at all
@@ -326,7 +326,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _load_done(self, event: LoadDone) -> None:
         task = event.task
         try:
-            size_objects(task, self._defects)
+            size_objects(task, self._boundary)
             task.objects.clear()
         finally:
             self._loads.publish(task.number, task.bitmap)
@@ -337,7 +337,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def delete(self, keys: list[ObjectKey]) -> None:
         """Delete keys that nobody has locked; listeners have heard of it on return."""
-        with self._defects.caught("delete_errors", "a deletion failed"):
+        with self._boundary.caught("delete_errors", "a deletion failed"):
             names = listed(keys)
             digests = self._keys.digests(names)
             by_digest = dict(zip(digests, names, strict=True))
@@ -365,15 +365,15 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def _tell(self, notify: Callable[..., None], *what: list[Any]) -> None:
         """Notify listeners, which are patient, and LMCache's event bus, which may raise."""
-        with self._defects.caught("listener_errors", "LMCache's event bus failed"):
+        with self._boundary.caught("listener_errors", "LMCache's event bus failed"):
             notify(*what)
 
     def register_listener(self, listener: L2AdapterListener) -> None:
         """Add a listener and tell it, in the background, of everything that is there."""
-        with self._defects.caught("listener_errors", "a listener could not be added"):
+        with self._boundary.caught("listener_errors", "a listener could not be added"):
             if not isinstance(listener, L2AdapterListener):
                 raise TypeError(f"a {type(listener).__name__} is no listener")
-            patient = PatientListener(listener, self._defects)
+            patient = PatientListener(listener, self._boundary)
             super().register_listener(patient)
             if self._replays.add(patient):
                 self._events.wake()
@@ -389,7 +389,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
             If ``page_size`` is not positive or ``cursor`` is none of ours.
         """
         check_page(page_size, cursor)
-        with self._defects.caught("call_errors", "keys could not be listed"):
+        with self._boundary.caught("call_errors", "keys could not be listed"):
             if not self._closed:
                 return list_keys(self._store, self._keys, model_name, page_size, cursor)
         return KeyListPage((), None)
@@ -400,7 +400,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def report_status(self) -> dict[str, Any]:
         """Everything an operator may want to see, as plain values."""
         status: dict[str, Any] = {"problems": ["the store's status cannot be had; see the log"]}
-        with self._defects.caught("call_errors", "the store's status cannot be had"):
+        with self._boundary.caught("call_errors", "the store's status cannot be had"):
             status = self._store.status()
         counts = self._counts.snapshot()
         problems = [*status["problems"], *self._own_problems(), *defects_in(counts)]
@@ -441,7 +441,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._lookups.close,
             self._loads.close,
         ):
-            with self._defects.caught("call_errors", "a part of the adapter was not closed"):
+            with self._boundary.caught("call_errors", "a part of the adapter was not closed"):
                 step()
 
     def _close_store(self) -> None:

@@ -28,16 +28,17 @@ from lmcache.utils import CacheEngineKey, LayerCacheEngineKey
 from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
-from fx100_lmcache.lmcache.defects import Defects
+from fx100_lmcache.lmcache.error_boundary import ErrorBoundary
 from fx100_lmcache.lmcache.inprocess.checks import saves_only_first_rank
 from fx100_lmcache.lmcache.inprocess.forward_pass import LayerLoadError, Step
-from fx100_lmcache.lmcache.inprocess.keys import NO_DIGEST, KeyNamer, difference
+from fx100_lmcache.lmcache.inprocess.keys import KeyNamer, difference
 from fx100_lmcache.lmcache.inprocess.layers import LayeredChunks, unpinned_on_error
 from fx100_lmcache.lmcache.inprocess.loads import release
 from fx100_lmcache.lmcache.inprocess.puts import Offer, Told
 from fx100_lmcache.lmcache.inprocess.registry import attach, detach
 from fx100_lmcache.lmcache.inprocess.setup import prepare
 from fx100_lmcache.lmcache.mp.tasks import listed
+from fx100_lmcache.lmcache.scopes import NO_DIGEST
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def _never_raises(fallback: T) -> Callable[[Method[P, T]], Method[P, T]]:
         def guarded(self: FX100StoragePlugin, /, *args: P.args, **kwargs: P.kwargs) -> T:
             if self._closed:
                 return fallback
-            with self._defects.caught("call_errors", f"{method.__name__} failed"):
+            with self._boundary.caught("call_errors", f"{method.__name__} failed"):
                 return method(self, *args, **kwargs)
             return fallback
 
@@ -114,7 +115,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
 
     def _build(self) -> None:
         setup, metadata = self._setup, self.metadata
-        self._defects = Defects(self._opened.counts)
+        self._boundary = ErrorBoundary(self._opened.counts)
         self._store = self._opened.mounted.store
         self._puts = self._opened.puts
         self._loads = self._opened.loads
@@ -139,19 +140,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         )
         ours = self._keys.scope_of(key)
         if ours is None:
-            log.warning(
-                "model %s is not listed in identity.namespaces of %s: nothing of it is cached",
-                metadata.model_name,
-                self._setup.path,
-            )
             return
-        if not ours.namespace:
-            log.warning(
-                "model %s has no tag in identity.namespaces of %s: after a change of its weights, "
-                "old entries would be taken for its own",
-                metadata.model_name,
-                self._setup.path,
-            )
         differs = difference(ours, (store.meta(meta).scope for meta in store.bytes_by_meta()))
         log.info("shard %d holds %d chunks", self._setup.shard, len(store))
         if differs is not None:
@@ -270,7 +259,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         """
         keys = listed(keys)
         found: list[MemoryObj | None] = [None] * len(keys)
-        with self._defects.caught("call_errors", "batched_get_blocking failed"):
+        with self._boundary.caught("call_errors", "batched_get_blocking failed"):
             if keys and not self._closed:
                 found = self._loads.get(self._keys.digests(keys), self.local_cpu_backend)
         if any(obj is None for obj in found):
@@ -303,10 +292,10 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         found = await self._found(lookup_id, keys)
         good = [obj for obj in takewhile(lambda obj: obj is not None, found) if obj is not None]
         if of_layer and len(good) < len(keys):
-            release(found, self._defects)
+            release(found, self._boundary)
             self._layer_failed()
             return []
-        release(found[len(good) :], self._defects)
+        release(found[len(good) :], self._boundary)
         return good
 
     async def _found(self, lookup_id: str, keys: list[CacheEngineKey]) -> list[MemoryObj | None]:
@@ -314,7 +303,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
             return [None] * len(keys)
         digests: list[bytes] = []
         try:
-            with self._defects.caught("call_errors", "batched_get_non_blocking failed"):
+            with self._boundary.caught("call_errors", "batched_get_non_blocking failed"):
                 digests = self._keys.digests(keys)
                 return await self._loads.get_async(digests, self.local_cpu_backend)
             return [None] * len(keys)
@@ -373,7 +362,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
     def report_status(self) -> dict[str, Any]:
         """Everything an operator may want to see, as plain values."""
         status: dict[str, Any] = {"problems": ["the store's status cannot be had; see the log"]}
-        with self._defects.caught("call_errors", "the store's status cannot be had"):
+        with self._boundary.caught("call_errors", "the store's status cannot be had"):
             status = self._opened.status()
         closed = ["the plugin is closed"] if self._closed else []
         problems = [*status["problems"], *closed]
@@ -390,5 +379,5 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
             if self._closed:
                 return
             self._closed = True
-        with self._defects.caught("call_errors", "close failed"):
+        with self._boundary.caught("call_errors", "close failed"):
             detach(self, self._opened)

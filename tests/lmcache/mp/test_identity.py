@@ -14,7 +14,8 @@ from lmcache.v1.memory_management import BytesBufferMemoryObj, MemoryFormat
 from fx100_lmcache.config import IdentityConfig
 from fx100_lmcache.counters import ADAPTER
 from fx100_lmcache.lmcache.counts import Counts
-from fx100_lmcache.lmcache.mp.keys import NO_DIGEST, KeyTranslator
+from fx100_lmcache.lmcache.mp.keys import KeyNamer
+from fx100_lmcache.lmcache.scopes import NO_DIGEST
 from fx100_lmcache.ondisk.chunk_meta import ChunkMeta, Layout
 from fx100_lmcache.testing.harness import Rig
 from support.l2 import (
@@ -287,7 +288,7 @@ _salts = st.text(max_size=12).filter(lambda text: not set("@/\\\0") & set(text))
 )
 def test_digests_name_keys_one_to_one_and_back(some: list[Any]) -> None:
     metas: list[ChunkMeta] = []
-    translator = KeyTranslator(
+    translator = KeyNamer(
         IdentityConfig(default_namespace="n"), lambda number: metas[number], Counts(ADAPTER)
     )
     digests = translator.digests(some)

@@ -17,7 +17,7 @@ from fx100_lmcache.config import DeadlineConfig
 from fx100_lmcache.lmcache import events, l2_adapter
 from fx100_lmcache.lmcache.counts import Counts
 from fx100_lmcache.lmcache.mp import replay, results, stuck, tasks
-from fx100_lmcache.lmcache.mp.keys import KeyTranslator
+from fx100_lmcache.lmcache.mp.keys import KeyNamer
 from fx100_lmcache.store import Store, StoreOptions
 from fx100_lmcache.testing.harness import Rig
 from support.injected import InjectedError, Injection, each_call
@@ -87,7 +87,7 @@ PLACES: dict[str, tuple[Into, bool | None]] = {
     "notifiers": (into_notifiers, True),
     "bitmaps": (into_bitmaps, True),
     "counters": (into(Counts, "add"), None),
-    "key translator": (into(KeyTranslator, "digests", "scope_of"), None),
+    "key translator": (into(KeyNamer, "digests", "scope_of"), None),
     "puts": (into(Store, "put"), True),
     "loads": (into(Store, "load"), True),
     "lookups": (into(Store, "lookup"), True),

@@ -19,7 +19,7 @@ from fx100_lmcache.counters import ADAPTER, STORE
 from fx100_lmcache.errors import ClaimError, FX100Error
 from fx100_lmcache.lmcache.counts import Counts
 from fx100_lmcache.lmcache.l2_adapter import FX100L2Adapter
-from fx100_lmcache.lmcache.mp.keys import KeyTranslator
+from fx100_lmcache.lmcache.mp.keys import KeyNamer
 from fx100_lmcache.lmcache.versions import Supported
 from fx100_lmcache.ondisk.chunk_meta import ChunkMeta, Layout, Scope
 from fx100_lmcache.testing.harness import Rig
@@ -417,7 +417,7 @@ def test_entries_that_no_key_can_name_are_passed_over() -> None:
         return ChunkMeta(said[number], Layout("KV_2LTD"))
 
     identity = IdentityConfig(namespaces={MODEL: "r1"})
-    translator = KeyTranslator(identity, meta_of, Counts(ADAPTER))
+    translator = KeyNamer(identity, meta_of, Counts(ADAPTER))
     found = [translator.key_of(scope.digest(b"x" * 32), n) for n, scope in enumerate(said)]
     assert found == [ObjectKey(b"x" * 32, MODEL, 1), *[None] * (len(said) - 1)]
     assert translator.key_of(bytes(48), len(said)) is None

@@ -18,7 +18,7 @@ from lmcache.v1.memory_management import MemoryObj
 from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.lmcache.buffers import io_buffer, layout_of, packed_meta
 from fx100_lmcache.lmcache.counts import Counts
-from fx100_lmcache.lmcache.defects import Defects
+from fx100_lmcache.lmcache.error_boundary import ErrorBoundary
 from fx100_lmcache.lmcache.events import EventThread, Handler
 from fx100_lmcache.ondisk.chunk_meta import Scope
 from fx100_lmcache.store import PutItem, PutResult, Store
@@ -95,7 +95,7 @@ class PutQueue:
     ) -> None:
         self._store = store
         self._counts = counts
-        self._defects = Defects(counts)
+        self._boundary = ErrorBoundary(counts)
         self._limit_bytes = limit_bytes
         self._second_touch = second_touch
         self._lock = threading.Condition()
@@ -105,7 +105,7 @@ class PutQueue:
         self._closed = False
         self._dropped = BurstLog(log, "chunks were not stored")
         handlers = {Offer: Handler(each=self._begin), _Done: Handler(each=self._finish)}
-        self._events = EventThread(handlers, lambda: False, self._defects, name="fx100-puts")
+        self._events = EventThread(handlers, lambda: False, self._boundary, name="fx100-puts")
         self._events.start()
 
     @property
@@ -116,7 +116,7 @@ class PutQueue:
     def offer(self, offers: Sequence[Offer]) -> None:
         """Take objects over, as far as the bound allows; each taken gets a reference."""
         for offer in offers:
-            with self._defects.caught("put_refused", "a chunk cannot be stored"):
+            with self._boundary.caught("put_refused", "a chunk cannot be stored"):
                 reason = self._take(offer)
                 if reason is not None:
                     self._not_taken(reason)
@@ -179,13 +179,13 @@ class PutQueue:
             self._events.post(_Done(offer, results[0]))
 
         item = None
-        with self._defects.caught("put_refused", "a chunk cannot be stored"):
+        with self._boundary.caught("put_refused", "a chunk cannot be stored"):
             meta = packed_meta(offer.scope, layout_of(offer.obj))
             item = PutItem(offer.digest, meta, io_buffer(offer.obj))
         if item is None:
             self._release(offer)
             return
-        with self._defects.caught("put_errors", "a chunk was not stored"):
+        with self._boundary.caught("put_errors", "a chunk was not stored"):
             self._store.put([item], done)
             return
         # it may be on its way, and its bytes are hashed only as they are written: the memory must
@@ -204,7 +204,7 @@ class PutQueue:
             self._tell(offer.tell, offer.key)
 
     def _tell(self, tell: Told, key: CacheEngineKey) -> None:
-        with self._defects.caught("callback_errors", "an on_complete_callback failed"):
+        with self._boundary.caught("callback_errors", "an on_complete_callback failed"):
             tell(key)
 
     def _release(self, offer: Offer) -> bool:
@@ -213,7 +213,7 @@ class PutQueue:
             if self._held.get(offer.digest) is not offer:
                 return False
             del self._held[offer.digest]
-        with self._defects.caught("put_errors", "LMCache did not take an object back"):
+        with self._boundary.caught("put_errors", "LMCache did not take an object back"):
             offer.obj.ref_count_down()
         with self._lock:
             self._held_bytes -= offer.size

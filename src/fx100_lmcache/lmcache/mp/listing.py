@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lmcache.v1.distributed.api import KeyEntry, KeyListPage
 
-from fx100_lmcache.lmcache.mp.keys import KeyTranslator
+from fx100_lmcache.lmcache.mp.keys import KeyNamer
 from fx100_lmcache.store import Store
 
 STEP_ROWS = 512
@@ -35,7 +35,7 @@ def check_page(page_size: object, cursor: object) -> None:
 
 
 def list_keys(
-    store: Store, keys: KeyTranslator, model_name: str | None, page_size: int, cursor: str | None
+    store: Store, keys: KeyNamer, model_name: str | None, page_size: int, cursor: str | None
 ) -> KeyListPage:
     """List keys from the cursor on, which is the number of a row.
 

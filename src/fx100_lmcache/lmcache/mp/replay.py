@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.internal_api import L2AdapterListener
 
-from fx100_lmcache.lmcache.defects import Defects
-from fx100_lmcache.lmcache.mp.keys import KeyTranslator
+from fx100_lmcache.lmcache.error_boundary import ErrorBoundary
+from fx100_lmcache.lmcache.mp.keys import KeyNamer
 from fx100_lmcache.store import Store
 
 log = logging.getLogger(__name__)
@@ -30,10 +30,10 @@ MAX_RECENT = 65_536
 class Replays:
     """Listeners that have not heard of everything yet. Thread-safe."""
 
-    def __init__(self, store: Store, keys: KeyTranslator, defects: Defects) -> None:
+    def __init__(self, store: Store, keys: KeyNamer, boundary: ErrorBoundary) -> None:
         self._store = store
         self._keys = keys
-        self._defects = defects
+        self._boundary = boundary
         self._lock = threading.Lock()  # listeners register while the event thread is at work
         self._open: deque[_Replay] = deque()
 
@@ -60,7 +60,7 @@ class Replays:
                 return False
             replay = self._open[0]
         ended = True
-        with self._defects.caught("event_errors", "a listener hears no more of what was there"):
+        with self._boundary.caught("event_errors", "a listener hears no more of what was there"):
             ended = replay.tell_batch(self._keys)
         with self._lock:
             self._open.rotate(-1)
@@ -90,7 +90,7 @@ class _Replay:
         while len(self._recent) > MAX_RECENT:
             del self._recent[next(iter(self._recent))]
 
-    def tell_batch(self, keys: KeyTranslator) -> bool:
+    def tell_batch(self, keys: KeyNamer) -> bool:
         """Tell the next batch; True if that was all."""
         batch = next(self._batches, None)
         if batch is None:
