@@ -84,7 +84,7 @@ def _ours(members: int, **sections: Any) -> dict[str, Any]:
             ]
         whole = {
             "volume": {"members": listed, "object": sizing.chunk_bytes},
-            "identity": {"namespaces": {MODEL: "benchmark"}},
+            "identity": {"model_tags": {MODEL: "benchmark"}},
             **sections,
         }
         config_path(home).write_text(yaml.safe_dump(whole))

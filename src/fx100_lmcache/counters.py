@@ -70,7 +70,7 @@ STORE: Mapping[str, str] = {
 
 _FACES: Mapping[str, str] = {
     "keys_refused_malformed": "keys that are none of LMCache's; see the log",
-    "keys_refused_no_namespace": "keys of models that `identity.require_namespace` shuts out",
+    "keys_refused_no_model_tag": "keys of models that `identity.require_model_tag` shuts out",
     "keys_refused_scope": "keys with a field longer than an inode takes",
     "call_errors": "defects in calls, answered as a miss; see the log",
     "load_errors": "defects while loading; see the log",

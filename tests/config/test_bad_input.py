@@ -154,10 +154,10 @@ WRONG_VALUES = [
     ("space: {evict_batch_fraction: 0}", "space.evict_batch_fraction", "0", "from 0.0001 to 0.25"),
     ("space: {trigger_watermark: 0.98}", "space.trigger_watermark", "0.98", "1 - reserve_fraction"),
     ("space: {eviction_ratio: 0.9}", "space.eviction_ratio", "0.9", "from 0.001 to 0.5"),
-    ("identity: {namespaces: {m: 1.0}}", "identity.namespaces.m", "1.0", "put it in quotes"),
-    ("identity: {namespaces: {1: a}}", "identity.namespaces.1", "1", "put it in quotes"),
-    ("identity: {namespaces: [m]}", "identity.namespaces", "['m']", "mapping of names to text"),
-    ("identity: {require_namespace: yes}", "identity.require_namespace", "'yes'", "true or false"),
+    ("identity: {model_tags: {m: 1.0}}", "identity.model_tags.m", "1.0", "put it in quotes"),
+    ("identity: {model_tags: {1: a}}", "identity.model_tags.1", "1", "put it in quotes"),
+    ("identity: {model_tags: [m]}", "identity.model_tags", "['m']", "mapping of names to text"),
+    ("identity: {require_model_tag: yes}", "identity.require_model_tag", "'yes'", "true or false"),
     ("inprocess: {shard_base: 1}", "inprocess.shard_base", "1", "below volume.shards, 1"),
     ("inprocess: {shard_base: -1}", "inprocess.shard_base", "-1", "from 0 to 63"),
     ("metrics: {port: 65536}", "metrics.port", "65536", "from 1 to 65535"),
@@ -300,7 +300,7 @@ def test_wrong_host(text, where, value, allowed):
         ("io: {reader_thread: 4}", "io.reader_thread", "'reader_threads'"),
         ("io: {max_io_bytes: 4096}", "io.max_io_bytes", "'max_io'"),
         ("deadlines: {load_s: 4}", "deadlines.load_s", "'load'"),
-        ("identity: {namespace: {}}", "identity.namespace", "'namespaces'"),
+        ("identity: {model_tag: {}}", "identity.model_tag", "'model_tags'"),
         ("'*': {}", "*", None),
         ("nvme: {subsystems: [{subsystem_nqn: nqn.2024-01.x:a, transport: loop, adresses: []}]}",
          "nvme.subsystems[0].adresses", "'addresses'"),
@@ -315,6 +315,25 @@ def test_unknown_field(text, where, suggestion):
         assert f"did you mean {suggestion}?" in allowed
     else:
         assert "did you mean" not in allowed
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "words"),
+    [
+        ("identity: {namespaces: {m: 5}}", "identity.namespaces.m", "must be text"),
+        ("identity: {model_tags: {m: 5}}", "identity.model_tags.m", "must be text"),
+        ("identity: {require_namespace: 3}", "identity.require_namespace", "true or false"),
+        (
+            "identity: {namespaces: {}, model_tags: {}}",
+            "identity.namespaces",
+            "is the old name of 'model_tags', which is given, too",
+        ),
+    ],
+)
+def test_errors_name_a_field_as_the_file_does(text, where, words):
+    [(found_where, _, allowed, line)] = problems(MEMBER + text)
+    assert (found_where, line) == (where, 2)
+    assert words in allowed
 
 
 def test_unknown_field_of_a_member():

@@ -119,10 +119,10 @@ def test_names_of_a_namespace():
 
 
 def test_namespace_of_a_model():
-    identity = IdentityConfig(namespaces={"m": "r1"}, default_namespace="d")
-    assert (identity.namespace_of("m"), identity.namespace_of("x")) == ("r1", "d")
-    strict = IdentityConfig(namespaces={"m": "r1"}, require_namespace=True)
-    assert (strict.namespace_of("m"), strict.namespace_of("x")) == ("r1", None)
+    identity = IdentityConfig(model_tags={"m": "r1"}, default_model_tag="d")
+    assert (identity.tag_of("m"), identity.tag_of("x")) == ("r1", "d")
+    strict = IdentityConfig(model_tags={"m": "r1"}, require_model_tag=True)
+    assert (strict.tag_of("m"), strict.tag_of("x")) == ("r1", None)
 
 
 def test_python_takes_the_names_with_units():
@@ -160,7 +160,7 @@ deadlines: {load: 5, store: 30s, close: 2.5, pin_ttl: 2m, claim_check: 500ms,
 space: {reserve_fraction: 0.05, evict_batch_fraction: 0.02, trigger_watermark: 0.8,
         eviction_ratio: 0.1}
 claim: {heartbeat: 1s, watch: 30s}
-identity: {namespaces: {a: 2026-01-01, b: yes}, default_namespace: x, require_namespace: true}
+identity: {namespaces: {a: 2026-01-01, b: yes}, default_model_tag: x, require_model_tag: true}
 inprocess: {shard_base: 4}
 nvme:
   subsystems:
@@ -179,8 +179,31 @@ metrics: {enabled: false, port: 9000, host: "::1"}
     assert config.deadlines.stuck_io_s == 240.0
     assert (config.claim.heartbeat_s, config.claim.watch_s) == (1.0, 30.0)
     assert config.deadlines.start_s == 60.0
-    assert config.identity.namespaces == {"a": "2026-01-01", "b": "yes"}
+    assert config.identity.model_tags == {"a": "2026-01-01", "b": "yes"}
     assert config.inprocess.shard_base == 4
     assert config.nvme is not None
     assert config.nvme.subsystems[0].addresses[1].trsvcid == 4421
     assert config.nvme.subsystems[0].dhchap_secret_file == tmp_path / "key"
+
+
+def test_old_names_of_fields_work_and_warn_with_their_place(tmp_path, caplog):
+    text = (
+        "volume: {members: [{path: a}]}\n"
+        "identity:\n"
+        "  namespaces: {m: r1}\n"
+        "  default_namespace: d\n"
+        "  require_namespace: true\n"
+    )
+    identity = load(write(tmp_path, text)).identity
+    assert identity == IdentityConfig(
+        model_tags={"m": "r1"}, default_model_tag="d", require_model_tag=True
+    )
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == 3
+    assert "identity.namespaces (line 3) is now called model_tags" in warned[0]
+
+
+def test_todays_names_of_fields_do_not_warn(tmp_path, caplog):
+    text = "volume: {members: [{path: a}]}\nidentity: {model_tags: {namespaces: r1}}\n"
+    assert load(write(tmp_path, text)).identity.tag_of("namespaces") == "r1"
+    assert not caplog.records

@@ -85,7 +85,7 @@ def problems(text, environment=ENVIRONMENT):
 def test_paths_sizes_addresses_names_and_tags_are_expanded():
     text = f"""
 volume: {{members: [{{path: '${{KV_DIR}}/m0', size: '${{SIZE}}'}}, {{path: relative/$$x}}]}}
-identity: {{namespaces: {{m: "${{REVISION}}"}}, default_namespace: a$b}}
+identity: {{namespaces: {{m: "${{REVISION}}"}}, default_model_tag: a$b}}
 nvme:
   host_nqn: {NQN}${{HOST}}
   host_id: ${{HOST_ID}}
@@ -103,8 +103,8 @@ nvme:
         FILE.parent / "relative/$x",
     ]
     assert config.volume.members[0].size_bytes == 4 << 20
-    assert config.identity.namespaces == {"m": "2025-07"}
-    assert config.identity.default_namespace == "a$b"
+    assert config.identity.model_tags == {"m": "2025-07"}
+    assert config.identity.default_model_tag == "a$b"
     assert config.nvme is not None
     assert (config.nvme.host_nqn, config.nvme.host_id) == (f"{NQN}h1", host_id)
     [subsystem] = config.nvme.subsystems
@@ -136,14 +136,14 @@ def test_no_directory_is_made_in_the_name_of_a_variable(tmp_path, monkeypatch):
 
 def test_a_variable_in_a_name_is_refused():
     """It would tell apart nothing: no model has that name."""
-    [(where, line, allowed)] = problems("identity:\n  namespaces: {'${MODEL}': a}\n")
-    assert (where, line) == ("identity.namespaces.${MODEL}", 2)
+    [(where, line, allowed)] = problems("identity:\n  model_tags: {'${MODEL}': a}\n")
+    assert (where, line) == ("identity.model_tags.${MODEL}", 2)
     assert "is for values only" in allowed
 
 
 def test_a_value_of_the_environment_is_never_yaml():
-    text = "volume: {members: [{path: a}]}\nidentity: {default_namespace: '${HOSTILE}'}"
-    assert parse(text, FILE, ENVIRONMENT).identity.default_namespace == "a: [b]#$q"
+    text = "volume: {members: [{path: a}]}\nidentity: {default_model_tag: '${HOSTILE}'}"
+    assert parse(text, FILE, ENVIRONMENT).identity.default_model_tag == "a: [b]#$q"
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_every_path_of_the_models_is_known_as_one():
             ("nvme", "subsystems", 1, "dhchap_secret_file"),
             ("nvme", "subsystems", 1, "subsystem_nqn"),
             ("nvme", "host_nqn"),
-            ("identity", "namespaces", "path"),
-            ("identity", "default_namespace"),
+            ("identity", "model_tags", "path"),
+            ("identity", "default_model_tag"),
             ("metrics", "host"),
             (),
             ("nothing",),

@@ -17,7 +17,7 @@ from fx100_lmcache.nvmf.namespace_id import NamespaceIdentity
 from fx100_lmcache.nvmf.snapshot import NEVER, Controller, Namespace, Snapshot, Subsystem
 from support.doctor import vllm_settings, write_volume, written
 
-TAGS = {"namespaces": {"model": "1"}}
+TAGS = {"model_tags": {"model": "1"}}
 
 
 @pytest.fixture(autouse=True)

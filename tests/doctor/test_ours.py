@@ -38,10 +38,10 @@ def test_without_a_volume_nothing_is_said_of_space() -> None:
     ("identity", "severity"),
     [
         ({}, WARNING),
-        ({"namespaces": {"m": "1"}}, OK),
-        ({"namespaces": {"m": "1"}, "require_namespace": True}, OK),
-        ({"default_namespace": "all"}, OK),
-        ({"require_namespace": True}, PROBLEM),
+        ({"model_tags": {"m": "1"}}, OK),
+        ({"model_tags": {"m": "1"}, "require_model_tag": True}, OK),
+        ({"default_model_tag": "all"}, OK),
+        ({"require_model_tag": True}, PROBLEM),
     ],
 )
 def test_models_should_have_tags(identity: dict[str, Any], severity: Any) -> None:

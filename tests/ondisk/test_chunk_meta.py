@@ -46,7 +46,7 @@ scopes = st.builds(
     rank=int64,
     group=int64,
     salt=texts,
-    namespace=texts,
+    model_tag=texts,
     world_size=int64,
     dtype=texts,
     tags=st.lists(st.tuples(texts, texts), max_size=3).map(tuple),
@@ -75,8 +75,8 @@ def test_scopes_that_differ_have_other_digests(one: Scope, other: Scope) -> None
 def test_no_collision_of_tricky_names() -> None:
     """B30: names hold separators; fields are length-prefixed, never joined."""
     digests = {
-        Scope("mp", model, 1, salt=salt, namespace=namespace).digest(b"chunk")
-        for model, salt, namespace in itertools.product(TRICKY, repeat=3)
+        Scope("mp", model, 1, salt=salt, model_tag=tag).digest(b"chunk")
+        for model, salt, tag in itertools.product(TRICKY, repeat=3)
     }
     assert len(digests) == len(TRICKY) ** 3
 
@@ -96,7 +96,7 @@ def test_moving_text_between_fields_is_another_digest() -> None:
         {"rank": (8 << 24) | 1},  # and so has every world size
         {"group": 1},  # B45
         {"salt": "tenant"},  # B27
-        {"namespace": "revision-b"},  # B23, B25: revision or layout
+        {"model_tag": "revision-b"},  # B23, B25: revision or layout
         {"world_size": 8},
         {"dtype": "fp8_e4m3"},  # B22
         {"tags": (("lora", "a"),)},

@@ -55,7 +55,7 @@ def write_config(
         members=members,
         size=size,
         volume={"object": CHUNK_BYTES, "bytes_per_inode": CHUNK_BYTES, "shards": shards},
-        **{"io": SMALL_IO, "identity": {"namespaces": {MODEL: "r1"}}, **sections},
+        **{"io": SMALL_IO, "identity": {"model_tags": {MODEL: "r1"}}, **sections},
     )
 
 

@@ -69,10 +69,10 @@ class Scopes:
 
     def _new(self, fields: tuple[Any, ...]) -> Scope | None:
         model = fields[0]
-        tag = self._identity.namespace_of(model)
+        tag = self._identity.tag_of(model)
         self._warn_without_tag(model, tag)
         if tag is None:
-            self._counts.add("keys_refused_no_namespace")
+            self._counts.add("keys_refused_no_model_tag")
             return None
         scope = self._make(tag, *fields)
         try:
@@ -84,16 +84,16 @@ class Scopes:
         return scope
 
     def _warn_without_tag(self, model: str, tag: str | None) -> None:
-        if tag or model in self._identity.namespaces or model in self._warned:
+        if tag or model in self._identity.model_tags or model in self._warned:
             return
         if len(self._warned) < MAX_SCOPES:
             self._warned.add(model)
         if tag is None:
             log.warning(
-                "model %.100a is not listed in identity.namespaces: nothing of it is cached", model
+                "model %.100a is not listed in identity.model_tags: nothing of it is cached", model
             )
         else:
-            log.warning("model %.100a has no tag in identity.namespaces: %s", model, self._risk)
+            log.warning("model %.100a has no tag in identity.model_tags: %s", model, self._risk)
 
 
 def name_each(

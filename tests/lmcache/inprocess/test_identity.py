@@ -84,10 +84,10 @@ def test_another_layout_of_equal_size_is_not_found(config, changed, caplog):
 def test_another_namespace_is_not_found_and_start_up_says_so(config, caplog):
     with plugin_on(config) as plugin:
         put(plugin, keys(3))
-    rewrite_config(config, identity={"namespaces": {MODEL: "r2"}})
+    rewrite_config(config, identity={"model_tags": {MODEL: "r2"}})
     with plugin_on(config) as plugin:
         assert plugin.batched_contains(keys(3)) == 0
-    assert "namespace (there: 'r1', now: 'r2')" in caplog.text
+    assert "model_tag (there: 'r1', now: 'r2')" in caplog.text
 
 
 def test_what_is_of_use_is_not_complained_about(config, caplog):
@@ -99,12 +99,12 @@ def test_what_is_of_use_is_not_complained_about(config, caplog):
 
 
 def test_a_model_without_a_tag_is_warned_of_or_refused(config, caplog):
-    rewrite_config(config, identity={"namespaces": {}})
+    rewrite_config(config, identity={"model_tags": {}})
     with plugin_on(config) as plugin:
         put(plugin, [key(0)])
         assert plugin.contains(key(0))
-    assert "has no tag in identity.namespaces" in caplog.text
-    rewrite_config(config, identity={"require_namespace": True})
+    assert "has no tag in identity.model_tags" in caplog.text
+    rewrite_config(config, identity={"require_model_tag": True})
     with plugin_on(config) as plugin:
         put(plugin, [key(1)])
         assert not plugin.contains(key(1))

@@ -95,7 +95,7 @@ def test_recreating_ours_goes_on_with_the_same_data(tmp_path):
 def test_a_changed_file_is_noticed_by_the_second_plugin(tmp_path, caplog):
     path = write_config(tmp_path)
     with plugin_on(path):
-        rewrite_config(path, identity={"namespaces": {"test/model": "other"}})
+        rewrite_config(path, identity={"model_tags": {"test/model": "other"}})
         with plugin_on(path):
             assert "takes effect after a restart" in caplog.text
 

@@ -217,20 +217,20 @@ def test_short_hashes_are_not_padded_into_each_other(client: Client) -> None:
     assert {entry.key.to_object_key().chunk_hash for entry in listed} == set(hashes)
 
 
-def test_a_model_without_namespace_is_warned_of_once(
+def test_a_model_without_a_tag_is_warned_of_once(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = adapter_on(rig)
     for number in range(3):
         put(client, key(number, model_name="new", kv_rank=number), number)
     put(client, key(9), 9)
-    assert len([r for r in caplog.records if "no tag in identity.namespaces" in r.message]) == 1
+    assert len([r for r in caplog.records if "no tag in identity.model_tags" in r.message]) == 1
 
 
 def test_a_model_that_must_be_listed_is_not_cached(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    identity = IdentityConfig(namespaces={MODEL: "r1"}, require_namespace=True)
+    identity = IdentityConfig(model_tags={MODEL: "r1"}, require_model_tag=True)
     client = adapter_on(rig, memory_config(identity=identity))
     unlisted = key(1, model_name="new")
     for _ in range(2):
@@ -241,9 +241,9 @@ def test_a_model_that_must_be_listed_is_not_cached(
     assert len(rig.store) == 1
 
 
-def test_another_namespace_sees_nothing_and_is_told_nothing(rig: Rig) -> None:
+def test_another_tag_sees_nothing_and_is_told_nothing(rig: Rig) -> None:
     put(adapter_on(rig), key(1), "r1")
-    renamed = memory_config(identity=IdentityConfig(namespaces={MODEL: "r2"}))
+    renamed = memory_config(identity=IdentityConfig(model_tags={MODEL: "r2"}))
     client = adapter_on(rig, renamed)
     assert not client.has(key(1))
     assert client.usage() == 0
@@ -289,7 +289,7 @@ _salts = st.text(max_size=12).filter(lambda text: not set("@/\\\0") & set(text))
 def test_digests_name_keys_one_to_one_and_back(some: list[Any]) -> None:
     metas: list[ChunkMeta] = []
     translator = KeyNamer(
-        IdentityConfig(default_namespace="n"), lambda number: metas[number], Counts(ADAPTER)
+        IdentityConfig(default_model_tag="n"), lambda number: metas[number], Counts(ADAPTER)
     )
     digests = translator.digests(some)
     assert NO_DIGEST not in digests

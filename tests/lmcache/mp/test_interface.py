@@ -401,14 +401,14 @@ def test_counters_are_all_there_from_zero(client: Client) -> None:
 
 def test_entries_that_no_key_can_name_are_passed_over() -> None:
     said = [
-        Scope("mp", MODEL, 1, namespace="r1"),
+        Scope("mp", MODEL, 1, model_tag="r1"),
         Scope("mp", "model@home", 1),
-        Scope("mp", MODEL, 1, group=0, salt="a/b", namespace="r1"),
-        Scope("mp", MODEL, 1, namespace="r1", tags=(("hash_bytes", "many"),)),
-        Scope("mp", MODEL, 1, namespace="r1", tags=(("hash_bytes", "99"),)),
-        Scope("mp", MODEL, 1, namespace="r1", tags=(("hash_bytes", "-1"),)),
-        Scope("mp", MODEL, 1, namespace="another"),
-        Scope("in-process", MODEL, 1, namespace="r1"),
+        Scope("mp", MODEL, 1, group=0, salt="a/b", model_tag="r1"),
+        Scope("mp", MODEL, 1, model_tag="r1", tags=(("hash_bytes", "many"),)),
+        Scope("mp", MODEL, 1, model_tag="r1", tags=(("hash_bytes", "99"),)),
+        Scope("mp", MODEL, 1, model_tag="r1", tags=(("hash_bytes", "-1"),)),
+        Scope("mp", MODEL, 1, model_tag="another"),
+        Scope("in-process", MODEL, 1, model_tag="r1"),
     ]
 
     def meta_of(number: int) -> ChunkMeta:
@@ -416,7 +416,7 @@ def test_entries_that_no_key_can_name_are_passed_over() -> None:
             raise ValueError("a record that cannot be read")
         return ChunkMeta(said[number], Layout("KV_2LTD"))
 
-    identity = IdentityConfig(namespaces={MODEL: "r1"})
+    identity = IdentityConfig(model_tags={MODEL: "r1"})
     translator = KeyNamer(identity, meta_of, Counts(ADAPTER))
     found = [translator.key_of(scope.digest(b"x" * 32), n) for n, scope in enumerate(said)]
     assert found == [ObjectKey(b"x" * 32, MODEL, 1), *[None] * (len(said) - 1)]

@@ -81,7 +81,7 @@ class KeyNamer:
     Parameters
     ----------
     identity : IdentityConfig
-        Gives each model its namespace, or says that it is not to be cached.
+        Gives each model its tag, or says that it is not to be cached.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class KeyNamer:
             "in-process",
             model,
             rank,
-            namespace=model_tag,
+            model_tag=model_tag,
             world_size=world_size,
             dtype=dtype,
             tags=((SURROUNDINGS_TAG, self._surroundings), *told),
@@ -169,7 +169,7 @@ def fields_of(scope: Scope) -> dict[str, str]:
     return {
         "mode": scope.kind,
         "model": scope.model,
-        "namespace": scope.namespace,
+        "model_tag": scope.model_tag,
         "rank": str(scope.rank),
         "world_size": str(scope.world_size),
         "dtype": scope.dtype,

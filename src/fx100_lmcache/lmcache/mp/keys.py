@@ -1,6 +1,6 @@
 """LMCache's ``ObjectKey`` to our digest, and back.
 
-A digest is the 16-byte prefix of a scope (model, rank, group, salt, namespace) followed by the
+A digest is the 16-byte prefix of a scope (model, rank, group, salt, tag) followed by the
 chunk hash, so naming a chunk costs one concatenation. Salts separate tenants and are never
 logged.
 """
@@ -39,7 +39,7 @@ class KeyNamer:
     Parameters
     ----------
     identity : IdentityConfig
-        Gives each model its namespace, or says that it is not to be cached.
+        Gives each model its tag, or says that it is not to be cached.
     meta_of : callable
         Metadata by the store's number for it.
     """
@@ -81,7 +81,7 @@ class KeyNamer:
     def key_of(self, digest: bytes, meta_number: int) -> ObjectKey | None:
         """Return the key that has this digest now; None if no key of LMCache's does.
 
-        Entries of another namespace or of in-process mode share the volume: LMCache can
+        Entries of another tag or of in-process mode share the volume: LMCache can
         neither ask for them nor delete them, so it is not told of them.
         """
         known: tuple[Ident, int] | None = self._known.get(meta_number, _MISSING)
