@@ -11,11 +11,11 @@ import pytest
 from fx100_lmcache import mount as mounting
 from fx100_lmcache.admin.inspect import inspect
 from fx100_lmcache.doctor.volume import check_volume
+from fx100_lmcache.findings import Severity
 from fx100_lmcache.members import allocation
 from fx100_lmcache.members.allocation import UNKNOWN, Allocation
 from fx100_lmcache.members.device import open_member
 from fx100_lmcache.mount import mount
-from fx100_lmcache.nvmf.check import Severity
 from fx100_lmcache.testing.harness import value_of
 from support.cli import MIB, Rig, fill, formatted, fx100, get, planned, put, write_config
 

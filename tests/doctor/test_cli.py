@@ -64,7 +64,7 @@ def test_a_volume_that_works_exits_zero_in_both_modes(volume: Path) -> None:
     assert not graded(told, "warning")
     assert told["mode"] == "both"
     assert told["config"] == str(volume)
-    assert {"severity", "subject", "what", "why", "do"} == set(told["findings"][0])
+    assert {"severity", "subject", "what", "why", "do", "member"} == set(told["findings"][0])
 
 
 def test_in_process_with_everything_known_has_nothing_to_note(volume: Path, tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ import pytest
 
 from fx100_lmcache.doctor.documents import read_document
 from fx100_lmcache.doctor.inprocess import check_inprocess
+from fx100_lmcache.findings import Finding
 from fx100_lmcache.lmcache.inprocess import checks as inprocess_guard
-from fx100_lmcache.nvmf.check import Finding
 from support.doctor import (
     NOTE,
     OK,

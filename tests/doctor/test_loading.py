@@ -5,7 +5,6 @@ import pytest
 
 from fx100_lmcache.doctor import loading
 from fx100_lmcache.doctor.documents import read_document
-from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question
 from fx100_lmcache.doctor.loading import (
     ADAPTER,
     PLUGIN,
@@ -15,6 +14,7 @@ from fx100_lmcache.doctor.loading import (
     targets,
     try_imports,
 )
+from fx100_lmcache.doctor.question import IN_PROCESS, MP, Question
 from support.doctor import OK, PROBLEM, inprocess_settings, only, written
 
 MODULE = """

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from fx100_lmcache.doctor.engine import check_engine
-from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question
 from fx100_lmcache.doctor.ours import check_identity, check_shards, check_space
+from fx100_lmcache.doctor.question import IN_PROCESS, MP, Question
 from support.doctor import OK, PROBLEM, WARNING, config_of, graded, only
 
 MIB = 1 << 20

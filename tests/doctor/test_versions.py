@@ -1,6 +1,6 @@
 import pytest
 
-from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question
+from fx100_lmcache.doctor.question import IN_PROCESS, MP, Question
 from fx100_lmcache.doctor.versions import check_versions, installed_version
 from support.doctor import OK, PROBLEM, WARNING, graded, only
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fx100_lmcache.nvmf.check import Severity, check
+from fx100_lmcache.findings import Severity
+from fx100_lmcache.nvmf.check import check
 from fx100_lmcache.nvmf.connect import connect_subsystem, disconnect_subsystem
 from fx100_lmcache.nvmf.errors import NamespaceNotFoundError
 from fx100_lmcache.nvmf.namespace_id import NamespaceIdentity

@@ -1,7 +1,8 @@
 import pytest
 
 from fx100_lmcache.config import NvmeAddress, NvmeSubsystem
-from fx100_lmcache.nvmf.check import Severity, check, worst
+from fx100_lmcache.findings import Severity, worst
+from fx100_lmcache.nvmf.check import check
 from fx100_lmcache.nvmf.namespace_id import NamespaceIdentity
 from fx100_lmcache.nvmf.snapshot import (
     NEVER,

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from fx100_lmcache.config import NvmeAddress, NvmeConfig, NvmeSubsystem
-from fx100_lmcache.nvmf.preflight import Obstacle, obstacles
+from fx100_lmcache.findings import Finding, warning
+from fx100_lmcache.nvmf.preflight import obstacles
 from fx100_lmcache.volume import opening as access
 from support.fake_sysfs import HOST_ID, HOST_NQN, NQN
 
@@ -35,7 +36,7 @@ class Machine:
         (self.etc / "hostid").write_text(HOST_ID)
         self.search_path = str(folder)
 
-    def obstacles(self, nvme: NvmeConfig = NVME) -> list[Obstacle]:
+    def obstacles(self, nvme: NvmeConfig = NVME) -> list[Finding]:
         given = (self.device, self.sysfs, self.etc, self.search_path)
         return asyncio.run(obstacles(nvme, *given))
 
@@ -92,7 +93,10 @@ def test_a_host_without_a_name_is_told_how_to_get_one(machine):
 
 def test_it_is_said_when_the_watch_begins(monkeypatch, caplog):
     caplog.set_level(logging.WARNING, "fx100_lmcache")
-    found = [Obstacle("no device", "make one"), Obstacle("no program", "install it")]
+    found = [
+        warning("nvme", "no device", "nvme.reconnect is on", "make one"),
+        warning("nvme", "no program", "nvme.reconnect is on", "install it"),
+    ]
     monkeypatch.setattr(access, "reconnect_obstacles", lambda _nvme: found)
 
     watch = access.watch_paths(NVME, [].append, lambda: False)
@@ -102,4 +106,4 @@ def test_it_is_said_when_the_watch_begins(monkeypatch, caplog):
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
     assert all("nvme.reconnect is on" in each for each in said)
-    assert "no device (do: make one)" in said[0]
+    assert "no device: nvme.reconnect is on (do: make one)" in said[0]

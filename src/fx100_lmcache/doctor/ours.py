@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fx100_lmcache.config import Config, format_size
-from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question, ok, problem, warning
-from fx100_lmcache.nvmf.check import Finding
+from fx100_lmcache.doctor.question import IN_PROCESS, MP, Question
+from fx100_lmcache.findings import Finding, ok, problem, warning
 
 
 def check_space(

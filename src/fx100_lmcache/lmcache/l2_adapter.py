@@ -100,8 +100,8 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         mounted: Mounted | None = None,
         terminate: Callable[[], None] = terminate_process,
     ) -> None:
-        for warning in version_warnings([LMCACHE]):
-            log.warning(warning)
+        for found in version_warnings([LMCACHE]):
+            log.warning(found.line)
         self._mounted = mounted or _mount_when_there(_config_path(adapter_params))
         with ExitStack() as undo:
             undo.callback(self._mounted.close)

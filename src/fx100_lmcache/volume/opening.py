@@ -24,11 +24,12 @@ from fx100_lmcache.config import Config
 from fx100_lmcache.config.model import MemberConfig
 from fx100_lmcache.config.nvme import NvmeConfig
 from fx100_lmcache.errors import ClaimError, DuplicateMemberError, FX100Error, MemberOpenError
+from fx100_lmcache.findings import Finding
 from fx100_lmcache.members.device import DeviceMember, open_member
 from fx100_lmcache.nvmf.address import FabricAddress
 from fx100_lmcache.nvmf.errors import NvmeError
 from fx100_lmcache.nvmf.namespace_id import NamespaceIdentity
-from fx100_lmcache.nvmf.preflight import Obstacle, obstacles
+from fx100_lmcache.nvmf.preflight import obstacles
 from fx100_lmcache.nvmf.reconnect import (
     LONGEST_PAUSE_S,
     LOOK_S,
@@ -79,9 +80,7 @@ def watch_paths(
     if nvme is None or not nvme.reconnect:
         return None
     for obstacle in reconnect_obstacles(nvme):
-        log.warning(
-            "nvme.reconnect is on, but this process could not connect a lost path: %s", obstacle
-        )
+        log.warning(obstacle.line)
     watch = PathWatch(reconnector(nvme, count, stopped).attempt, LOOK_S)
     watch.start()
     return watch
@@ -112,7 +111,7 @@ def paths_without_controller(nvme: NvmeConfig) -> dict[str, list[FabricAddress]]
     return _off_loop(missing_paths(nvme, Sysfs()))
 
 
-def reconnect_obstacles(nvme: NvmeConfig) -> list[Obstacle]:
+def reconnect_obstacles(nvme: NvmeConfig) -> list[Finding]:
     """Return why this process could not connect; empty if it could."""
     return _off_loop(obstacles(nvme))
 

@@ -60,7 +60,7 @@ def test_lmcache_takes_the_file_and_we_take_the_result():
     check_setup(config, metadata(model_name=MODEL), local_cpu_backend=object())
     check_hash(config.pre_caching_hash_algorithm, {})
     policy = transfer_config()["kv_load_failure_policy"]
-    assert warnings_for(config, Host(load_failure_policy=policy), ["fx100"]) == []
+    assert not list(warnings_for(config, Host(load_failure_policy=policy), ["fx100"]))
 
 
 VLLM_PARSER = """

@@ -88,7 +88,7 @@ def test_vllm_is_told_to_use_nothing_of_a_session_with_a_bad_layer(tmp_path, mem
 
 def test_without_vllm_the_engine_stops_instead_of_going_on_with_wrong_kv(tmp_path, members, caplog):
     with served(write_config(tmp_path), **LAYERWISE) as worker:
-        assert "Set use_layerwise: false" in caplog.text
+        assert "set use_layerwise: false" in caplog.text
         store(worker, SESSION)
         flip_bit(worker.plugin, members, worker.chunk_keys(SESSION)[56].split_layers(LAYERS)[2])
         request, promised = worker.lookup(SESSION)

@@ -66,7 +66,7 @@ def test_what_is_not_served_is_refused_by_the_name_of_its_setting(tmp_path, sett
     with pytest.raises(UnsupportedSetupError) as caught:
         FX100StoragePlugin(config=config, metadata=metadata(), local_cpu_backend=told)
     assert next(iter(setting)) in str(caught.value)
-    assert re.search("Set (one|pre_caching|enable)", str(caught.value))
+    assert re.search("set (one|pre_caching|enable)", str(caught.value))
 
 
 def test_the_scheduler_is_refused():
@@ -155,9 +155,9 @@ def test_b18_a_fresh_interpreter_names_a_key_alike():
     ("fields", "words"),
     [
         ({"enable_async_loading": True, "local_cpu": True}, "local_cpu: false"),
-        ({"use_layerwise": True}, "a failed read stops the engine. Set use_layerwise: false"),
+        ({"use_layerwise": True}, "a failed read stops the engine (do: set use_layerwise: false"),
         ({"use_layerwise": True, "local_cpu": True}, "partly on NVMe"),
-        ({"retrieve_locations": ["LocalCPUBackend"]}, "Add 'fx100'"),
+        ({"retrieve_locations": ["LocalCPUBackend"]}, "add 'fx100'"),
         ({"store_location": "LocalCPUBackend"}, "never asked"),
         ({"extra_config": {"audit_backend_enabled": True}}, "audit_backend_enabled: false"),
     ],
@@ -255,8 +255,8 @@ def test_too_small_staging_is_warned_of_and_refused_layer_by_layer(tmp_path, mon
     with plugin_on(path):
         pass
     assert "max_local_cpu_size holds 4096 tokens" in caplog.text
-    assert "Set max_local_cpu_size: 1.91 or more" in caplog.text
-    assert "Set max_local_cpu_size: 1.91 or more" in refused(path, use_layerwise=True)
+    assert "set max_local_cpu_size: 1.91 or more" in caplog.text
+    assert "set max_local_cpu_size: 1.91 or more" in refused(path, use_layerwise=True)
 
 
 # ----- loading by LMCache

