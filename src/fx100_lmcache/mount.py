@@ -319,7 +319,10 @@ def _describe(member: DeviceMember) -> tuple[str, int, int]:
 def _geometry(config: Config, described: Sequence[tuple[str, int, int]]) -> Geometry:
     align = max(block for _, _, block in described)
     if align > 4096:
-        raise SectorSizeError(f"logical blocks of {align} bytes; at most 4096 are supported")
+        raise SectorSizeError(
+            f"logical blocks of {align} bytes; at most 4096 are supported",
+            remedy="format the namespaces with an LBA format of 4096 bytes or less",
+        )
     return plan_geometry(
         [size for _, size, _ in described],
         object_bytes=config.volume.object_bytes,
@@ -346,7 +349,8 @@ def _check_room(room: Sequence[tuple[Path, int]]) -> None:
         if size > free:
             raise MemberOpenError(
                 f"{home} has {free} bytes free, the members need {size}; nothing was "
-                "created or written"
+                "created or written",
+                remedy="free some space or make `volume.members[].size` smaller",
             )
 
 

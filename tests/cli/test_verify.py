@@ -12,7 +12,7 @@ from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.errors import VolumeError
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.ondisk.geometry import LABEL_BYTES
-from fx100_lmcache.ondisk.inode import unpack_location
+from fx100_lmcache.ondisk.location import unpack_location
 from fx100_lmcache.testing.harness import Rig as MemoryRig
 from fx100_lmcache.testing.harness import digest_of, value_of
 from fx100_lmcache.testing.memory import Fault, MemoryMember

@@ -93,7 +93,7 @@ def test_a_claim_of_an_older_version_needs_the_operators_word() -> None:
     write_claim(members[1], GEOMETRY, VOLUME, replace(CLAIM, version=1))
     before = [bytes(m.media) for m in members]
     time = Time()
-    with pytest.raises(ClaimError, match=r"host=elsewhere.*take-over"):
+    with pytest.raises(ClaimError, match=r"(?s)host=elsewhere.*take-over"):
         take(members, us=machine(time))
     assert [bytes(m.media) for m in members] == before
     assert time.now_s == 0.0

@@ -27,83 +27,48 @@ from fx100_lmcache.ondisk.geometry import LABEL_BYTES
 
 SUBJECT = "volume"
 
-# the first class that fits; {config} is the path of the YAML file
-_ADVICE: tuple[tuple[type[Exception], str, str], ...] = (
-    (
-        ConfigError,
-        "without a configuration nothing can be opened",
-        "correct the file, then: fx100 status {config}",
-    ),
-    (
-        NvmeError,
-        "the namespace cannot be found, so its share of every object cannot be read",
-        "fx100 nvme connect {config}, then: fx100 status {config}",
-    ),
+# the first class that fits
+_WHY: tuple[tuple[type[Exception], str], ...] = (
+    (ConfigError, "without a configuration nothing can be opened"),
+    (NvmeError, "the namespace cannot be found, so its share of every object cannot be read"),
     (
         MissingMemberError,
         "objects are striped over all members: without one of them the volume does not open",
-        "nvme list; connect the device or list it in volume.members, then: fx100 status {config}",
     ),
-    (
-        DuplicateMemberError,
-        "two writers to one place would destroy each other's data",
-        "list each member once in volume.members, then: fx100 status {config}",
-    ),
-    (
-        WrongVolumeError,
-        "members of different volumes hold parts of different objects",
-        "list the members of one volume, or make a new one of these: fx100 format {config}",
-    ),
+    (DuplicateMemberError, "two writers to one place would destroy each other's data"),
+    (WrongVolumeError, "members of different volumes hold parts of different objects"),
     (
         NotFormattedError,
         "without a label nothing tells which part of the volume the member holds",
-        "check that it is the right device; for a new, empty volume: fx100 format {config}",
     ),
     (
         InterruptedFormatError,
         "the members hold parts of two volumes, neither of which is whole",
-        "fx100 format {config}",
     ),
-    (
-        UnsupportedVersionError,
-        "this package cannot know where that format keeps its data",
-        "pip install --upgrade fx100-lmcache",
-    ),
-    (
-        MemberSizeError,
-        "data and the second label copy lay beyond the present end",
-        "give the device its size back; or, for a new, empty volume: fx100 format {config}",
-    ),
-    (
-        SectorSizeError,
-        "the device refuses transfers as small as the volume needs",
-        "for a new, empty volume with larger units: fx100 format {config}",
-    ),
-    (
-        ClaimError,
-        "a volume that is being formatted cannot be read",
-        "wait, then: fx100 status {config}",
-    ),
-    (
-        MemberOpenError,
-        "its share of every object cannot be read or written",
-        "ls -lL PATH; correct what the message says, then: fx100 status {config}",
-    ),
-    (
-        Exception,
-        "the volume does not open",
-        "dmesg | tail; check the device, then: fx100 status {config}",
-    ),
+    (UnsupportedVersionError, "this package cannot know where that format keeps its data"),
+    (MemberSizeError, "data and the second label copy lay beyond the present end"),
+    (SectorSizeError, "the device refuses transfers as small as the volume needs"),
+    (ClaimError, "a volume that is being formatted cannot be read"),
+    (MemberOpenError, "its share of every object cannot be read or written"),
+    (Exception, "the volume does not open"),
+)
+
+# what to do about errors that do not say: the first class that fits
+_DO: tuple[tuple[type[Exception], str], ...] = (
+    (ConfigError, "correct the file"),
+    (NvmeError, "fx100 nvme connect CONFIG"),
+    (Exception, "dmesg | tail; check the device"),
 )
 
 
 def problem_of(error: FX100Error | OSError, config: Path, member: str | None = None) -> Finding:
     """Turn an error into a finding: what to do is the error's own remedy, if it has one."""
-    why, do = next((why, do) for kind, why, do in _ADVICE if isinstance(error, kind))
-    do = do.format(config=config).replace("PATH", member or "")
+    why = next(why for kind, why in _WHY if isinstance(error, kind))
+    do = next(do for kind, do in _DO if isinstance(error, kind))
     what = str(error)
     if isinstance(error, FX100Error):
-        what, do = error.what, f"{error.remedy}; {do}" if error.remedy else do
+        what, do = error.what, error.remedy or do
+    do = f"{do}; then: fx100 status CONFIG".replace("CONFIG", str(config))
     return problem(SUBJECT, what, why, do, member)
 
 

@@ -251,8 +251,9 @@ def _refuse_in_use(config: Path) -> None:
     for shard in inspect(config).shards:
         if shard.state == "in use":
             raise ClaimError(
-                f"shard {shard.shard} of the volume is in use: {shard.holder}. Stop that process "
-                "first, or give --force: it then misses until the subsystems are back"
+                f"shard {shard.shard} of the volume is in use: {shard.holder}",
+                remedy="stop that process first, or give --force: it then misses until the "
+                "subsystems are back",
             )
 
 

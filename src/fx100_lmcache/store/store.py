@@ -188,7 +188,8 @@ class Store:
             if owner.lost_to:
                 raise ClaimError(
                     f"a shard was claimed by another host at the same time: {owner.lost_to}. A "
-                    "shard has one owner: stop one of the two servers"
+                    "shard has one owner",
+                    remedy="stop one of the two servers",
                 )
             if (wait_s := owner.settles_in_s) > 0:
                 self._machine.sleep(1.01 * wait_s)  # not a rounding error too short

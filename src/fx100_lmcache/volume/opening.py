@@ -162,7 +162,8 @@ def member_paths(config: Config) -> list[Path]:
         if name in seen:
             raise DuplicateMemberError(
                 f"{path} and {seen[name]} are the same {'device' if len(name) == 1 else 'file'}; "
-                "list each member once in `volume.members`. Nothing was written"
+                "nothing was written",
+                remedy="list each member once in `volume.members`",
             )
         seen[name] = path
     return paths
@@ -230,15 +231,16 @@ def _start_read(path: Path) -> subprocess.Popen[bytes]:
     except OSError as problem:
         raise MemberOpenError(
             f"{path}: whether it answers cannot be tried, as dd does not start "
-            f"({problem.strerror}); install dd (coreutils), or free memory and processes"
+            f"({problem.strerror})",
+            remedy="install dd (coreutils), or free memory and processes",
         ) from problem
 
 
 def silent_error(path: Path) -> MemberOpenError:
     """Describe a device that does not answer."""
     return MemberOpenError(
-        f"{path}: a read did not come back within {ANSWER_S:g} s; its path is lost or stalled. "
-        "See `fx100 nvme check`, and the array's ports"
+        f"{path}: a read did not come back within {ANSWER_S:g} s; its path is lost or stalled",
+        remedy="fx100 nvme check CONFIG; look at the array's ports",
     )
 
 
@@ -269,7 +271,7 @@ def hold_label(member: DeviceMember) -> None:
         If it is being formatted right now.
     """
     if not _lock(member, LABEL_BYTES, shared=True):
-        raise ClaimError(f"{member.name} is being formatted; wait until that has finished")
+        raise ClaimError(f"{member.name} is being formatted", remedy="wait until that has finished")
 
 
 def _lock(member: DeviceMember, length: int, *, shared: bool) -> bool:
@@ -277,7 +279,8 @@ def _lock(member: DeviceMember, length: int, *, shared: bool) -> bool:
         return member.try_lock(0, length, shared=shared)
     except OSError as problem:
         raise MemberOpenError(
-            f"{member.name}: the file system has no locks ({problem.strerror}); use a local one"
+            f"{member.name}: the file system has no locks ({problem.strerror})",
+            remedy="use a local file system",
         ) from problem
 
 
@@ -285,8 +288,9 @@ def refuse_dev(path: Path) -> None:
     """Raise for a device that is not there: it must not become a file in memory."""
     if path.is_relative_to("/dev") and not path.is_relative_to("/dev/shm"):  # noqa: S108
         raise MemberOpenError(
-            f"{path} is not there, and no file is created in /dev; connect the device (`nvme list` "
-            "shows what is there) or correct `volume.members`"
+            f"{path} is not there, and no file is created in /dev",
+            remedy="connect the device (`nvme list` shows what is there) or correct "
+            "`volume.members`",
         )
 
 
@@ -300,8 +304,8 @@ def open_to_format(config: Config, path: Path) -> DeviceMember:
     """
     if not path.exists():
         raise MemberOpenError(
-            f"{path} does not exist; correct `volume.members`, or give the member a `size` to "
-            "have a file created"
+            f"{path} does not exist",
+            remedy="correct `volume.members`, or give the member a `size` to have a file created",
         )
     member = _open(config, path, exclusive=True, read_only=False)
     try:

@@ -105,14 +105,18 @@ def read_label(member: Member) -> tuple[Label, bool]:
         if is_label(front_block) or is_label(back_block):
             flaw = front_flaw if is_label(front_block) else back_flaw
             raise VolumeError(
-                f"{member.name}: both label copies are damaged ({flaw}); format it again"
+                f"{member.name}: both label copies are damaged ({flaw})",
+                remedy="for a new, empty volume: fx100 format CONFIG",
             )
-        raise NotFormattedError(f"{member.name} is not formatted; run `fx100 format CONFIG`")
+        raise NotFormattedError(
+            f"{member.name} is not formatted",
+            remedy="check that it is the right device; for an empty volume: fx100 format CONFIG",
+        )
     other = back_block if front else front_block
     if (front and back) or not any(other):
         raise InterruptedFormatError(
-            f"{member.name}: a format did not finish (its label copies disagree); "
-            "run `fx100 format CONFIG` again"
+            f"{member.name}: a format did not finish (its label copies disagree)",
+            remedy="fx100 format CONFIG",
         )
     _size_in(member, only)
     return only, True
@@ -123,8 +127,8 @@ def _size_in(member: Member, label: Label) -> int:
     size = label.geometry.members[label.index].size_bytes
     if member.size_bytes < size:
         raise MemberSizeError(
-            f"{member.name} shrank: formatted with {size} bytes, it now has "
-            f"{member.size_bytes}. Restore its size, or format the volume again"
+            f"{member.name} shrank: formatted with {size} bytes, it now has {member.size_bytes}",
+            remedy="give the device its size back; or, for an empty volume: fx100 format CONFIG",
         )
     return size
 
@@ -137,7 +141,9 @@ def _try_label(member: Member, block: bytes) -> tuple[Label | None, str]:
         return None, str(problem)
     except UnsupportedVersionError as problem:
         raise UnsupportedVersionError(
-            f"{member.name}: {problem}. Install the newer package that formatted it"
+            f"{member.name}: {problem.what}",
+            remedy="install the newer package that formatted it: pip install --upgrade "
+            "fx100-lmcache",
         ) from problem
 
 
@@ -160,12 +166,14 @@ def assemble(members: Sequence[Member]) -> Volume:
         if label.index in found:
             raise DuplicateMemberError(
                 f"{member.name} and {found[label.index][0].name} are the same member "
-                f"({label.index}) of the volume; give each member once"
+                f"({label.index}) of the volume",
+                remedy="list each member once in `volume.members`",
             )
         if member.logical_block_bytes > label.geometry.io_align_bytes:
             raise SectorSizeError(
                 f"{member.name} has logical blocks of {member.logical_block_bytes} bytes, but the "
-                f"volume was formatted for {label.geometry.io_align_bytes}; format it again"
+                f"volume was formatted for {label.geometry.io_align_bytes}",
+                remedy="for a new, empty volume with larger units: fx100 format CONFIG",
             )
         found[label.index] = (member, label)
     label = next(iter(found.values()))[1]
@@ -173,7 +181,9 @@ def assemble(members: Sequence[Member]) -> Volume:
     if missing:
         raise MissingMemberError(
             f"volume {label.volume}: {len(found)} of {len(label.geometry.members)} members found; "
-            f"missing in stripe order: {missing}. Connect them and list them in `volume.members`"
+            f"missing in stripe order: {missing}",
+            remedy="connect them (`nvme list` shows what is there) and list them in "
+            "`volume.members`",
         )
     ordered = tuple(found[i][0] for i in range(len(found)))
     return Volume(found[0][1], ordered, tuple(damaged))
@@ -183,7 +193,9 @@ def _check_same_volume(one: tuple[Member, Label], other: tuple[Member, Label]) -
     if one[1].volume != other[1].volume or one[1].geometry != other[1].geometry:
         raise WrongVolumeError(
             f"{other[0].name} belongs to volume {other[1].volume}, {one[0].name} to volume "
-            f"{one[1].volume}; list only members of one volume in `volume.members`"
+            f"{one[1].volume}",
+            remedy="list only members of one volume in `volume.members`, or make a new one of "
+            "these: fx100 format CONFIG",
         )
 
 
@@ -244,8 +256,8 @@ def refuse_foreign(name: str, contents: Contents) -> None:
     """Raise ForeignDataError if a member holds what is not ours."""
     if contents.kind == "foreign":
         raise ForeignDataError(
-            f"{name} holds {contents.what}; nothing was written. If it may be destroyed, wipe it "
-            "(`wipefs -a`, `blkdiscard`) or use --force"
+            f"{name} holds {contents.what}; nothing was written",
+            remedy="if it may be destroyed, wipe it (`wipefs -a`, `blkdiscard`) or use --force",
         )
 
 
