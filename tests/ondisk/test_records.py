@@ -29,17 +29,19 @@ from fx100_lmcache.ondisk.geometry import (
 )
 from fx100_lmcache.ondisk.inode import (
     HEAD_BYTES,
-    MAX_BLOCK,
-    MAX_PIECE_BLOCKS,
     InodePlace,
     TableRows,
     max_pieces,
     pack_inode,
-    pack_location,
     parse_table,
-    unpack_location,
 )
 from fx100_lmcache.ondisk.label import Label, unpack_label
+from fx100_lmcache.ondisk.location import (
+    MAX_BLOCK,
+    MAX_PIECE_BLOCKS,
+    pack_location,
+    unpack_location,
+)
 from fx100_lmcache.ondisk.reason import Reason
 
 VOLUME = uuid.UUID(int=0x1234567890ABCDEF1122334455667788)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fx100_lmcache.ondisk.geometry import Geometry, MemberShape
-from fx100_lmcache.ondisk.inode import pack_location
+from fx100_lmcache.ondisk.location import pack_location
 from fx100_lmcache.space.allocator import FrameAllocator, SlotAllocator
 from fx100_lmcache.space.space import Extent, Space, extent_of
 from support.steps import counted_steps

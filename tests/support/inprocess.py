@@ -25,7 +25,7 @@ from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.lmcache.inprocess import registry as inprocess_registry
 from fx100_lmcache.lmcache.plugin import FX100StoragePlugin
 from fx100_lmcache.mount import Mounted, store_options
-from fx100_lmcache.ondisk.inode import unpack_location
+from fx100_lmcache.ondisk.location import unpack_location
 from fx100_lmcache.store import Store
 from fx100_lmcache.testing.harness import small_geometry
 from fx100_lmcache.testing.memory import MemoryMember

@@ -11,7 +11,8 @@ import pytest
 from fx100_lmcache.members.base import read_whole
 from fx100_lmcache.ondisk.chunk_meta import ChunkMeta, Layout
 from fx100_lmcache.ondisk.geometry import Geometry, MemberShape
-from fx100_lmcache.ondisk.inode import InodePlace, pack_inode, pack_location, unpack_location
+from fx100_lmcache.ondisk.inode import InodePlace, pack_inode
+from fx100_lmcache.ondisk.location import pack_location, unpack_location
 from fx100_lmcache.ondisk.reason import Reason
 from fx100_lmcache.testing.harness import META, SCOPE, digest_of
 from fx100_lmcache.testing.memory import Fault, MemoryMember

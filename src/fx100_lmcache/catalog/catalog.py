@@ -30,7 +30,7 @@ class Entry:
     Attributes
     ----------
     pieces : tuple of (location, checksum)
-        As on disk, see :func:`~fx100_lmcache.ondisk.inode.unpack_location`.
+        As on disk, see :func:`~fx100_lmcache.ondisk.location.unpack_location`.
     meta : int
         Number of its metadata in :attr:`Catalog.metas`.
     """

@@ -13,7 +13,8 @@ from functools import partial
 
 from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.engine.jobs import Job, Status, Transfer
-from fx100_lmcache.ondisk.inode import InodePlace, max_pieces, pack_inode, pack_location
+from fx100_lmcache.ondisk.inode import InodePlace, max_pieces, pack_inode
+from fx100_lmcache.ondisk.location import pack_location
 from fx100_lmcache.space.ledger import Use
 from fx100_lmcache.space.space import Extent
 from fx100_lmcache.store.backing import without_space

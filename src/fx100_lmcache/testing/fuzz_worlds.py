@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import xxhash
 
 from fx100_lmcache.ondisk.geometry import Geometry, plan_geometry
-from fx100_lmcache.ondisk.inode import unpack_location
+from fx100_lmcache.ondisk.location import unpack_location
 from fx100_lmcache.testing.forge import ClaimDraft, InodeDraft, LabelDraft, Surroundings
 from fx100_lmcache.testing.harness import META, SCOPE, Rig, digest_of, value_of
 from fx100_lmcache.testing.memory import memory_members

@@ -22,9 +22,10 @@ from fx100_lmcache.buffers import BufferPool, IoBuffer
 from fx100_lmcache.members.base import MEDIA_ERRORS, Member, read_whole
 from fx100_lmcache.ondisk.geometry import Geometry
 from fx100_lmcache.ondisk.inode import InodePlace, TableRows, parse_table
+from fx100_lmcache.ondisk.location import blocks_of, members_of
 from fx100_lmcache.ondisk.reason import Reason
 from fx100_lmcache.volume.overlap import contested_entries, resolve
-from fx100_lmcache.volume.verdict import GOOD, LAST_EPOCH, Judge, piece_blocks, reason_of
+from fx100_lmcache.volume.verdict import GOOD, LAST_EPOCH, Judge, reason_of
 
 MAX_UNREADABLE_SLOTS = 64
 """More than so many are a broken member: then nothing is opened."""
@@ -294,7 +295,7 @@ def _columns(found: TableRows, words: U64, place: InodePlace, first: int) -> Col
         epoch=epoch,
         counter=counter,
         length=length,
-        blocks=piece_blocks(locations).sum(axis=1),
+        blocks=blocks_of(locations).view(np.int64).sum(axis=1),
         meta_ids=found.meta_ids,
         members=_member_masks(locations, place.member),
         locations=locations,
@@ -313,7 +314,7 @@ def _keep(columns: Columns, keep: Flags) -> None:
 def _member_masks(locations: U64, home: int) -> I64:
     """Members of each entry, its inode's own among them: without it it could not be erased."""
     used = locations != 0  # a padded place is zero; a real one has a block count
-    bits = np.where(used, np.uint64(1) << (locations >> np.uint64(56)), np.uint64(0))
+    bits = np.where(used, np.uint64(1) << members_of(locations), np.uint64(0))
     masks: I64 = np.bitwise_or.reduce(bits, axis=1, initial=1 << home).astype(np.int64)
     return masks
 

@@ -36,7 +36,7 @@ from demo.store import format_volume, write_config
 from fx100_lmcache import config as settings
 from fx100_lmcache.errors import ClaimError
 from fx100_lmcache.mount import Mounted, mount
-from fx100_lmcache.ondisk.inode import unpack_location
+from fx100_lmcache.ondisk.location import unpack_location
 from support import TESTS
 
 MODEL = "tiny-qwen3"
