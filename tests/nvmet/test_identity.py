@@ -2,10 +2,12 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fx100_lmcache.findings import Severity
+from fx100_lmcache.nvmf import parse
 from fx100_lmcache.nvmf.check import check
 from fx100_lmcache.nvmf.connect import connect_subsystem, disconnect_subsystem
 from fx100_lmcache.nvmf.errors import NamespaceNotFoundError
@@ -77,19 +79,26 @@ def test_list_agrees_with_sysfs(target: Target, cli, sysfs, host):
     for nsid in (2, 7):
         asyncio.run(resolve(NamespaceIdentity(subsystem.nqn, nsid), sysfs, timeout_s=10))
 
-    listed = asyncio.run(cli.list_namespaces())
-    [subsystem_listed] = [
-        each for each in asyncio.run(cli.list_subsystems()) if each.nqn == subsystem.nqn
-    ]
+    def printed(*command: str) -> Any:
+        return parse.find_json(asyncio.run(cli.run(*command, "-o", "json")).stdout, "nvme", "")
 
-    seen = {
-        (each.device, each.identity.nsid, each.size_bytes, each.lba_bytes)
-        for each in asyncio.run(sysfs.snapshot()).namespaces()
+    listed = {
+        (each["DevicePath"], int(each["PhysicalSize"]), int(each["SectorSize"]))
+        for each in printed("list")["Devices"]
     }
-    assert {(each.device, each.nsid, each.size_bytes, each.lba_bytes) for each in listed} == seen
-    assert {nsid for _, nsid, _, _ in seen} >= {2, 7}
-    assert subsystem_listed.paths[0].address.trsvcid == str(port.service)
-    assert subsystem_listed.paths[0].state == "live"
+    snapshot = asyncio.run(sysfs.snapshot())
+    assert listed == {(n.device, n.size_bytes, n.lba_bytes) for n in snapshot.namespaces()}
+    assert {n.identity.nsid for n in snapshot.namespaces()} >= {2, 7}
+    hosts = printed("list-subsys")
+    [path] = [
+        path
+        for host_entry in (hosts if isinstance(hosts, list) else [hosts])
+        for each in host_entry["Subsystems"]
+        if each["NQN"] == subsystem.nqn
+        for path in each["Paths"]
+    ]
+    assert f"trsvcid={port.service}" in path["Address"]
+    assert path["State"] == "live"
 
 
 def test_nguid_from_the_target_is_seen(target: Target, cli, sysfs, host):

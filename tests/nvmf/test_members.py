@@ -13,14 +13,14 @@ from fx100_lmcache import mount
 from fx100_lmcache.config import Config, load
 from fx100_lmcache.errors import ClaimError, DuplicateMemberError, MemberOpenError
 from fx100_lmcache.members.device import DeviceMember
-from fx100_lmcache.mount import format_members, open_volume, plan_format
 from fx100_lmcache.nvmf.errors import NamespaceNotFoundError, NvmeError
 from fx100_lmcache.nvmf.namespace_id import NamespaceIdentity
 from fx100_lmcache.nvmf.reconnect import PathWatch
 from fx100_lmcache.nvmf.snapshot import Namespace
 from fx100_lmcache.testing.memory import MemoryMember
 from fx100_lmcache.volume import opening as access
-from fx100_lmcache.volume.opening import locate, member_paths, silent_devices
+from fx100_lmcache.volume.format import format_members, plan_format
+from fx100_lmcache.volume.opening import locate, member_paths, open_volume, silent_devices
 
 UUIDS = [f"00000000-0000-4000-8000-00000000000{number}" for number in range(3)]
 
