@@ -12,11 +12,12 @@ import pytest
 from fx100_lmcache import errors
 from fx100_lmcache.config import ConfigError
 from fx100_lmcache.members.base import Member
-from fx100_lmcache.mount import format_members, mount, plan_format
+from fx100_lmcache.mount import mount
 from fx100_lmcache.ondisk.geometry import plan_geometry
 from fx100_lmcache.testing.harness import value_of
 from fx100_lmcache.testing.memory import memory_members
-from fx100_lmcache.volume.volume import assemble, format_volume
+from fx100_lmcache.volume.format import format_members, format_volume, plan_format
+from fx100_lmcache.volume.volume import assemble
 from support.cli import MIB, Rig, fill, formatted, fx100, get, planned
 from support.situations import (
     SITUATIONS,
@@ -167,7 +168,7 @@ def test_a_format_can_be_repeated_wherever_it_was_cut() -> None:
             self._left[0] -= 1
             return self._member.write_from(offset, buffer)
 
-    from fx100_lmcache.volume.volume import contents_of
+    from fx100_lmcache.volume.format import contents_of
 
     cuts = 0
     while True:

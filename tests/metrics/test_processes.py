@@ -19,8 +19,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from fx100_lmcache.cli.adapter import adapter_spec
 from fx100_lmcache.config import load
-from fx100_lmcache.mount import open_volume
 from fx100_lmcache.testing.volumes import file_volume
+from fx100_lmcache.volume.opening import open_volume
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -19,7 +19,8 @@ from fx100_lmcache.testing.guarded import GuardedBuffer
 from fx100_lmcache.testing.harness import META, Rig, digest_of, value_of
 from fx100_lmcache.testing.inline import inline_engine
 from fx100_lmcache.testing.memory import MemoryMember, memory_members
-from fx100_lmcache.volume.volume import assemble, contents_of, format_volume
+from fx100_lmcache.volume.format import contents_of, format_volume
+from fx100_lmcache.volume.volume import assemble
 from support.store import counts, options
 
 UNIT = 4096

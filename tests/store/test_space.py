@@ -13,7 +13,7 @@ from fx100_lmcache.store import PutItem, PutResult, Store
 from fx100_lmcache.testing.harness import META, Rig, digest_of
 from fx100_lmcache.testing.inline import InlineLanes, inline_engine
 from fx100_lmcache.testing.memory import memory_members
-from fx100_lmcache.volume.volume import format_volume
+from fx100_lmcache.volume.format import format_volume
 from support.store import CHUNK, chunk, counts, has, inode_writes, no_faults, options, put_all, rig
 
 

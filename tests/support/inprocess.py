@@ -30,7 +30,8 @@ from fx100_lmcache.store import Store
 from fx100_lmcache.testing.harness import small_geometry
 from fx100_lmcache.testing.memory import MemoryMember
 from fx100_lmcache.testing.volumes import file_volume
-from fx100_lmcache.volume.volume import assemble, format_volume, read_label
+from fx100_lmcache.volume.format import format_volume
+from fx100_lmcache.volume.volume import assemble, read_label
 
 MODEL = "test/model"
 LAYERS, CHUNK_TOKENS, HEADS, HEAD_SIZE = 4, 16, 2, 64

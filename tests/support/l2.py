@@ -24,7 +24,8 @@ from fx100_lmcache.store import Store, StoreOptions
 from fx100_lmcache.testing.harness import Rig, small_geometry
 from fx100_lmcache.testing.memory import MemoryMember, memory_members
 from fx100_lmcache.testing.volumes import file_volume
-from fx100_lmcache.volume.volume import assemble, format_volume
+from fx100_lmcache.volume.format import format_volume
+from fx100_lmcache.volume.volume import assemble
 
 MODEL = "test/model"
 WAIT_S = 30.0

@@ -17,12 +17,13 @@ import yaml
 
 from fx100_lmcache.buffers import IoBuffer, zero_buffer
 from fx100_lmcache.config import load
-from fx100_lmcache.mount import Mounted, format_members, mount, plan_format
+from fx100_lmcache.mount import Mounted, mount
 from fx100_lmcache.nvmf.plan import HostIdentity
 from fx100_lmcache.nvmf.snapshot import Controller
 from fx100_lmcache.nvmf.sysfs import Sysfs
 from fx100_lmcache.store import LoadItem, LoadResult, PutItem
 from fx100_lmcache.testing.harness import META, digest_of
+from fx100_lmcache.volume.format import format_members, plan_format
 from support.nvmet_target import ADDRESS, Target, TargetPort, TargetSubsystem, sh
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from fx100_lmcache.buffers import zero_buffer
 from fx100_lmcache.config import load
-from fx100_lmcache.mount import Mounted, format_members, mount, plan_format
+from fx100_lmcache.mount import Mounted, mount
 from fx100_lmcache.store import LoadItem, PutItem
 from fx100_lmcache.testing.harness import META, digest_of
+from fx100_lmcache.volume.format import format_members, plan_format
 
 MIB = 1 << 20
 OBJECTS = 150

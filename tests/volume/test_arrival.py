@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from fx100_lmcache.config import Config, load
-from fx100_lmcache.mount import open_volume
 from fx100_lmcache.nvmf.errors import (
     AmbiguousNamespaceError,
     IdentityError,
@@ -22,6 +21,7 @@ from fx100_lmcache.nvmf.errors import (
 )
 from fx100_lmcache.volume import arrival
 from fx100_lmcache.volume.arrival import missing_members, wait_for_members
+from fx100_lmcache.volume.opening import open_volume
 
 UUID = "00000000-0000-4000-8000-000000000001"
 SUBSYSTEM = {"subsystem_nqn": "nqn.x", "addresses": [{"traddr": "192.0.2.1"}]}

@@ -23,7 +23,13 @@ from typing import TypeVar
 from fx100_lmcache.config import Config
 from fx100_lmcache.config.model import MemberConfig
 from fx100_lmcache.config.nvme import NvmeConfig
-from fx100_lmcache.errors import ClaimError, DuplicateMemberError, FX100Error, MemberOpenError
+from fx100_lmcache.errors import (
+    ClaimError,
+    DuplicateMemberError,
+    FX100Error,
+    MemberOpenError,
+    VolumeError,
+)
 from fx100_lmcache.findings import Finding
 from fx100_lmcache.members.device import DeviceMember, open_member
 from fx100_lmcache.nvmf.address import FabricAddress
@@ -43,7 +49,7 @@ from fx100_lmcache.nvmf.snapshot import Namespace, Snapshot
 from fx100_lmcache.nvmf.sysfs import Sysfs
 from fx100_lmcache.ondisk.geometry import LABEL_BYTES
 from fx100_lmcache.volume.claim import newest_claim, read_claims
-from fx100_lmcache.volume.volume import read_label
+from fx100_lmcache.volume.volume import Volume, assemble, read_label
 
 log = logging.getLogger(__name__)
 
@@ -260,6 +266,19 @@ def open_members(
             members.append(opened)
         undo.pop_all()
     return members
+
+
+def open_volume(config: Config, *, exclusive: bool = False, read_only: bool = False) -> Volume:
+    """Open the members and assemble the volume by their labels."""
+    members = open_members(config, exclusive=exclusive, read_only=read_only)
+    try:
+        return assemble(members)
+    except BaseException as problem:
+        for member in members:
+            member.close()
+        if isinstance(problem, OSError):
+            raise VolumeError(f"the volume cannot be read: {problem}") from problem
+        raise
 
 
 def hold_label(member: DeviceMember) -> None:
