@@ -111,7 +111,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
 def test_a_missing_member_without_size(tmp_path: Path) -> None:
     rig = planned(tmp_path / "volume")
     rig.rewrite(rig.members)
-    refused(rig, "does not exist; correct `volume.members`, or give the member a `size`")
+    refused(rig, "does not exist do: correct `volume.members`, or give the member a `size`")
 
 
 def test_no_file_is_created_among_devices(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_format_asks(tmp_path: Path) -> None:
     for answer in ("", "n\n", "\n", "maybe\n"):
         result = fx100("format", rig.config, answer=answer)
         assert result.exit_code == 1
-        assert "nothing was written" in result.stderr
+        assert "Nothing was written" in result.stderr
         assert not rig.members[0].exists()
     assert "file is created" in " ".join(result.stdout.replace("│", "").split())
     assert fx100("format", rig.config, answer="y\n").exit_code == 0

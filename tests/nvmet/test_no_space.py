@@ -50,7 +50,7 @@ def test_thin_namespaces_go_on_when_the_array_is_full(pool: Path, target, host, 
         assert {get(mounted, name).outcome for name in there} == {"hit"}
         assert names[-1] in there
         (pool / "ballast").unlink()
-        healthy_s = wait_until("the store is healthy", lambda: mounted.store.healthy)
+        healthy_s = wait_until("the store is healthy", lambda: not mounted.store.problems())
         assert put(mounted, "last").outcome == "stored"
         print(f"{dict(outcomes)}, {len(there)} there, healthy after {healthy_s:.1f} s")
     with array.mounted() as again:

@@ -205,7 +205,7 @@ def test_a_stalled_put_has_a_deadline_and_its_space_is_quarantined(what: str) ->
     store.lanes.release()  # the kernel is done with it at last
     assert has(store, "a", "b") == [False, True]
     assert (store.store.space().quarantined, store.store.space().free) == (0, free)
-    assert store.store.healthy
+    assert not store.store.problems()
     assert store.get("b") == chunk("b")
     assert store.put("a", chunk("a", 1)).stored
     store.reopen()

@@ -309,7 +309,7 @@ def pool_bytes(backend: Any) -> int:
 
 
 def pins(plugin: FX100StoragePlugin) -> int:
-    return int(plugin._store._core.catalog.pins())
+    return int(plugin._store._core.catalog._pins.sum())
 
 
 def live_pins(plugin: FX100StoragePlugin) -> int:

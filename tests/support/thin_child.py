@@ -71,9 +71,9 @@ def load_all(mounted: Mounted, names: list[str]) -> dict[str, str]:
 
 def healthy_in_time(mounted: Mounted) -> bool:
     until = time.monotonic() + PATIENCE_S
-    while not mounted.store.healthy and time.monotonic() < until:
+    while mounted.store.problems() and time.monotonic() < until:
         time.sleep(0.05)
-    return mounted.store.healthy
+    return not mounted.store.problems()
 
 
 def main() -> None:

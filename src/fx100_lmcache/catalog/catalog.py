@@ -265,10 +265,6 @@ class Catalog:
         """Whether somebody holds an unexpired pin."""
         return bool(self._pins[row] and self._pinned_until[row] > now_s)
 
-    def pins(self) -> int:
-        """Return the number of pins held, expired ones included."""
-        return int(self._pins[: self._top].sum())
-
     def start_reading(self, rows: Iterable[int]) -> None:
         """Count a reader in flight of each row: the entry's blocks stay until it ends."""
         for row in rows:

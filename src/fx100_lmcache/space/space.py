@@ -92,11 +92,6 @@ class Space:
         """Blocks that nobody has on the members that can be used."""
         return sum(free for m, free in enumerate(self._free_on) if not down_mask >> m & 1)
 
-    @property
-    def free_slots(self) -> int:
-        """Inode slots that nobody has."""
-        return sum(self._slots_on)
-
     def free_slots_up(self, down_mask: int) -> int:
         """Inode slots that nobody has on the members that can be used."""
         return sum(free for m, free in enumerate(self._slots_on) if not down_mask >> m & 1)

@@ -486,11 +486,6 @@ class Store:
         with self._core.lock:
             self._core.counts[event] += 1
 
-    @property
-    def healthy(self) -> bool:
-        """Whether puts and loads can work: claims held, every member up, puts not all failing."""
-        return not self.problems()
-
     def problems(self) -> list[str]:
         """List what is wrong, in words for an operator; empty when all is well."""
         return problems_of(

@@ -199,7 +199,9 @@ class Opened:
         assert min(space.free, space.used, space.quarantined) >= 0, space
         assert space.used == sum(self._blocks(row) for row, *_ in store.entries())
         core = store._core
-        assert core.space.free_slots + len(store) + held == core.geometry.rows, "a slot is lost"
+        assert core.space.free_slots_up(0) + len(store) + held == core.geometry.rows, (
+            "a slot is lost"
+        )
 
     def _blocks(self, row: int) -> int:
         return self.store._core.catalog.blocks(row)

@@ -353,7 +353,7 @@ def _open(config: Config, path: Path, *, exclusive: bool, read_only: bool) -> De
 def _in_use(member: DeviceMember) -> ClaimError:
     who = _holders(member) or "by another process"
     return ClaimError(
-        f"{member.name} is in use ({who}); nothing was written. Stop that process first"
+        f"{member.name} is in use ({who}); nothing was written", remedy="stop that process first"
     )
 
 
