@@ -330,7 +330,7 @@ def many(count: int, rows: int, **how: Any) -> Catalog:
         members=np.where(every < count, 2, 1),
         locations=pieces,
         checksums=pieces,
-        counts=ones,
+        piece_counts=ones,
         age=every,
     )
     return catalog

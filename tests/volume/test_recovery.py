@@ -92,7 +92,7 @@ def test_entries_come_back_with_all_their_columns() -> None:
     assert names(found) == ["three", "one", "two"]
     at = found.rows.tolist().index(other.row)
     assert found.metas[found.meta_ids[at]] == OTHER_META
-    assert (found.length[at], found.blocks[at], found.counts[at]) == (4096, 1, 1)
+    assert (found.length[at], found.blocks[at], found.piece_counts[at]) == (4096, 1, 1)
     assert found.members[at] == 0b110  # the inode's own member, too
     assert found.newest_epoch == 100
     at = found.rows.tolist().index(ONE.row)

@@ -146,7 +146,7 @@ class Scrubber:
         found, geometry = self._found, self._volume.geometry
         for entry in range(len(found)):
             left = int(found.length[entry])
-            for number in range(int(found.counts[entry])):
+            for number in range(int(found.piece_counts[entry])):
                 member, block, blocks = unpack_location(int(found.locations[entry, number]))
                 length = min(blocks * geometry.block_bytes, left)
                 left -= length

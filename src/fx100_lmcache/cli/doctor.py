@@ -112,8 +112,8 @@ def doctor_command(
     findings = [_with_path(each, config) for each in examine(config, question, lmcache_config)]
     works = worst(findings) is not Severity.PROBLEM
     if as_json:
-        told = [dataclasses.asdict(each) for each in findings]
-        print_json({"ok": works, "config": str(config), "mode": mode.value, "findings": told})
+        plain = [dataclasses.asdict(each) for each in findings]
+        print_json({"ok": works, "config": str(config), "mode": mode.value, "findings": plain})
     else:
         _show(findings, works)
     if not works:

@@ -180,10 +180,10 @@ class NativeBatch:
             What has become whole since an earlier try.
         """
         good = np.frombuffer(self._lanes[0].module.watch_batch(self._handle), np.bool_)
-        owners = np.repeat(np.arange(len(batch.counts)), batch.counts)
-        firsts = (np.cumsum(batch.counts) - batch.counts).tolist()
+        owners = np.repeat(np.arange(len(batch.piece_counts)), batch.piece_counts)
+        firsts = (np.cumsum(batch.piece_counts) - batch.piece_counts).tolist()
         left = {*owners[~good].tolist(), *self._made}  # what an earlier try began stays a job
-        rest = [number for number in range(len(batch.counts)) if number not in left]
+        rest = [number for number in range(len(batch.piece_counts)) if number not in left]
         complete: list[Job] = []
         self._note_good(batch, good)
         for number in sorted(left):

@@ -39,13 +39,13 @@ class Handler:
 
     Attributes
     ----------
-    tell : callable
+    announce : callable
         Given a run of events first, to tell others of them: on the event thread or not at all.
     each : callable
         Given each event: what a result depends on. Must be thread-safe.
     """
 
-    tell: Callable[[list[Any]], None] = _nothing
+    announce: Callable[[list[Any]], None] = _nothing
     each: Callable[[Any], None] = _nothing
 
 
@@ -170,7 +170,7 @@ class EventThread:
             for delayed in events:
                 heapq.heappush(self._delayed, delayed)
             return
-        self._guarded(self._handler_of(kind).tell, events)
+        self._guarded(self._handler_of(kind).announce, events)
         for event in events:
             self._guarded(self._each, event)
 

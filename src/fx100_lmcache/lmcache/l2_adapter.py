@@ -1,4 +1,4 @@
-"""The face for LMCache's multiprocess mode, loaded by ``lmcache server --l2-adapter``.
+"""The adapter for LMCache's multiprocess mode, loaded by ``lmcache server --l2-adapter``.
 
 ``{"type": "plugin", "module_path": "fx100_lmcache.lmcache.l2_adapter",
 "class_name": "FX100L2Adapter", "adapter_params": {"config": "/path/to/fx100.yaml"}}``
@@ -224,7 +224,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         new = stored_now(events)
         keys = [key for key, _ in new]
         if keys:
-            self._tell(self._notify_keys_stored, keys, [size for _, size in new])
+            self._notify(self._notify_keys_stored, keys, [size for _, size in new])
             self._replays.note_used(keys)
 
     def _put_done(self, event: PutDone) -> None:
@@ -320,7 +320,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         for event in events:
             keys = [event.task.keys[place] for place, _ in event.task.loaded()]
             if keys:
-                self._tell(self._notify_keys_accessed, keys)
+                self._notify(self._notify_keys_accessed, keys)
                 self._replays.note_used(keys)
 
     def _load_done(self, event: LoadDone) -> None:
@@ -341,8 +341,8 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
             names = listed(keys)
             digests = self._keys.digests(names)
             by_digest = dict(zip(digests, names, strict=True))
-            tell = partial(self._post_deleted, by_digest)
-            self._store.remove(digests, tell=tell)
+            on_removed = partial(self._post_deleted, by_digest)
+            self._store.remove(digests, on_removed=on_removed)
             self._events.settle(SETTLE_S)
 
     def _post_deleted(self, keys: dict[bytes, ObjectKey], removed: list[tuple[bytes, int]]) -> None:
@@ -351,19 +351,19 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _tell_deleted(self, events: list[Deleted]) -> None:
         gone = [(e.keys[digest], size) for e in events for digest, size in e.removed]
         if gone:
-            self._tell(self._notify_keys_deleted, [k for k, _ in gone], [n for _, n in gone])
+            self._notify(self._notify_keys_deleted, [k for k, _ in gone], [n for _, n in gone])
 
     def _tell_evicted(self, events: list[Evicted]) -> None:
-        told = [
+        named = [
             (self._keys.key_of(digest, meta), length)
             for event in events
             for digest, length, meta in event.entries
         ]
-        gone = [(key, length) for key, length in told if key is not None]
+        gone = [(key, length) for key, length in named if key is not None]
         if gone:
-            self._tell(self._notify_keys_deleted, [k for k, _ in gone], [n for _, n in gone])
+            self._notify(self._notify_keys_deleted, [k for k, _ in gone], [n for _, n in gone])
 
-    def _tell(self, notify: Callable[..., None], *what: list[Any]) -> None:
+    def _notify(self, notify: Callable[..., None], *what: list[Any]) -> None:
         """Notify listeners, which are patient, and LMCache's event bus, which may raise."""
         with self._boundary.caught("listener_errors", "LMCache's event bus failed"):
             notify(*what)

@@ -1,4 +1,4 @@
-"""The face for LMCache inside vLLM (``LMCacheConnectorV1``): a storage plugin.
+"""The plugin for LMCache inside vLLM (``LMCacheConnectorV1``): a storage plugin.
 
 LMCache's configuration names it::
 
@@ -30,11 +30,11 @@ from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
 
 from fx100_lmcache.lmcache.error_boundary import ErrorBoundary
 from fx100_lmcache.lmcache.inprocess.checks import saves_only_first_rank
-from fx100_lmcache.lmcache.inprocess.forward_pass import LayerLoadError, Step
+from fx100_lmcache.lmcache.inprocess.forward_pass import ForwardPass, LayerLoadError
 from fx100_lmcache.lmcache.inprocess.keys import KeyNamer, difference
 from fx100_lmcache.lmcache.inprocess.layers import LayeredChunks, unpinned_on_error
 from fx100_lmcache.lmcache.inprocess.loads import release
-from fx100_lmcache.lmcache.inprocess.puts import Offer, Told
+from fx100_lmcache.lmcache.inprocess.puts import Notified, Offer
 from fx100_lmcache.lmcache.inprocess.registry import attach, detach
 from fx100_lmcache.lmcache.inprocess.setup import prepare
 from fx100_lmcache.lmcache.mp.tasks import listed
@@ -119,11 +119,11 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         self._store = self._opened.mounted.store
         self._puts = self._opened.puts
         self._loads = self._opened.loads
-        self._keys = KeyNamer(setup.config.identity, setup.surroundings, self._opened.counts)
+        self._keys = KeyNamer(setup.config.identity, setup.key_context, self._opened.counts)
         self._layers = LayeredChunks(
             self._store, self._keys, self._opened.promises, metadata.kv_shape[0]
         )
-        self._step = Step(metadata.chunk_size, self._opened.notices)
+        self._forward_pass = ForwardPass(metadata.chunk_size, self._opened.notices)
         self._lookups: dict[str, bool] = {}
         self._closed = False
         self._close_lock = threading.Lock()
@@ -217,7 +217,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         keys: Sequence[CacheEngineKey],
         objs: list[MemoryObj],
         transfer_spec: Any = None,
-        on_complete_callback: Told | None = None,
+        on_complete_callback: Notified | None = None,
     ) -> None:
         """Take chunks over to be stored; returns at once, and drops what is too much.
 
@@ -228,7 +228,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         on_complete_callback : callable or None
             Given each key that can be read back, from a thread of ours.
         """
-        if self._step.spoilt:
+        if self._forward_pass.tainted:
             self._opened.counts.add("put_after_failed_load", len(keys))
             return
         offers = []
@@ -243,7 +243,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         keys: Sequence[CacheEngineKey],
         objs: list[MemoryObj],
         transfer_spec: Any = None,
-        on_complete_callback: Told | None = None,
+        on_complete_callback: Notified | None = None,
     ) -> None:
         """Take chunks over to be stored, as :meth:`batched_submit_put_task`."""
         self.batched_submit_put_task(keys, objs, transfer_spec, on_complete_callback)
@@ -287,7 +287,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         """
         keys = listed(keys)
         of_layer = bool(keys) and isinstance(keys[0], LayerCacheEngineKey)
-        if of_layer and self._spoilt_here():  # vLLM was told that nothing of it will be used
+        if of_layer and self._tainted_here():  # vLLM was told that nothing of it will be used
             return []
         found = await self._found(lookup_id, keys)
         good = [obj for obj in takewhile(lambda obj: obj is not None, found) if obj is not None]
@@ -316,14 +316,14 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
             self._store.unpin(digests)
 
     @_never_raises(fallback=False)
-    def _spoilt_here(self) -> bool:
-        return self._step.spoilt_here
+    def _tainted_here(self) -> bool:
+        return self._forward_pass.tainted_here
 
     def _layer_failed(self) -> None:
         """Have vLLM not use what it loads in this pass: LMCache does not look."""
         self._count("layer_load_failures")
         try:
-            blocks = self._step.invalidate()
+            blocks = self._forward_pass.invalidate()
         except LayerLoadError:
             log.exception("a layer could not be loaded; the engine must stop here")
             raise
@@ -336,7 +336,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
 
     @_never_raises(fallback=None)
     def _spoil(self) -> None:
-        self._step.spoil()
+        self._forward_pass.taint()
 
     @_never_raises(fallback=False)
     def remove(self, key: CacheEngineKey, force: bool = True) -> bool:

@@ -34,17 +34,17 @@ class PieceColumns(NamedTuple):
 
 
 def piece_columns(
-    geometry: Geometry, counts: I64, locations: npt.NDArray[np.uint64], object_bytes: I64
+    geometry: Geometry, piece_counts: I64, locations: npt.NDArray[np.uint64], object_bytes: I64
 ) -> PieceColumns:
     """Work out the pieces of objects, given their counts, locations and logical lengths."""
-    owners = np.repeat(np.arange(len(counts)), counts)
+    owners = np.repeat(np.arange(len(piece_counts)), piece_counts)
     members = members_of(locations).view(np.int64)
     blocks = starts_of(locations).view(np.int64)
     block_counts = blocks_of(locations).view(np.int64)
     bases = np.array([geometry.block_offset(m, 0) for m in range(len(geometry.members))])
     room = block_counts * geometry.block_bytes
     before = np.cumsum(room) - room
-    starts = before - np.repeat(before[np.cumsum(counts) - counts], counts)
+    starts = before - np.repeat(before[np.cumsum(piece_counts) - piece_counts], piece_counts)
     return PieceColumns(
         owners,
         members,

@@ -115,7 +115,7 @@ class Ownership:
         self._round: _Round | None = None
         self.lost_to = ""
         core.counts.update(dict.fromkeys(_COUNTERS, 0))
-        core.counts["claims_taken_over"] += len(taken.told)
+        core.counts["claims_taken_over"] += len(taken.by_word)
         core.counts["claims_taken_over_by_watch"] += len(taken.watched)
 
     def may_write(self) -> bool:
@@ -307,7 +307,7 @@ class Ownership:
         if jobs:
             self._engine.submit(jobs)
         elif current.judged:
-            self._tell(current.lookers, lambda: False)
+            self._answer(current.lookers, lambda: False)
             self._conclude(current)
         else:
             self._judge(current)
@@ -371,7 +371,7 @@ class Ownership:
             jobs = self._write_jobs(current) if ours and in_time and current.writers else []
         if jobs:
             self._engine.submit(jobs)
-        self._tell(current.lookers, lambda: ours and self.may_write())
+        self._answer(current.lookers, lambda: ours and self.may_write())
         if not jobs:
             self._conclude(current)
 
@@ -499,13 +499,13 @@ class Ownership:
                     self._core.counts["claim_renewal_failures"] += 1
                 else:
                     self._core.counts["claim_renewals"] += 1
-        self._tell(current.writers, lambda: everywhere)
+        self._answer(current.writers, lambda: everywhere)
         if mends:
             self.renew(_nobody_asks)  # the other block, before another late write hits this one
         else:
             self._begin()
 
-    def _tell(self, answers: Sequence[Answer], ours: Callable[[], bool]) -> None:
+    def _answer(self, answers: Sequence[Answer], ours: Callable[[], bool]) -> None:
         for answer in answers:
             with self._core.defects.guard("whoever waited for a claim failed to take the answer"):
                 answer(ours())  # asked for each: what another one did with it may have taken long

@@ -230,7 +230,7 @@ class Store:
             members=found.members,
             locations=found.locations,
             checksums=found.checksums,
-            counts=found.counts,
+            piece_counts=found.piece_counts,
             age=found.age,
         )
 
@@ -327,7 +327,7 @@ class Store:
         digests: Sequence[bytes],
         *,
         force: bool = False,
-        tell: Callable[[list[tuple[bytes, int]]], None] | None = None,
+        on_removed: Callable[[list[tuple[bytes, int]]], None] | None = None,
     ) -> list[tuple[bytes, int]]:
         """Remove objects; return digest and length of those removed.
 
@@ -336,7 +336,7 @@ class Store:
 
         Parameters
         ----------
-        tell : callable or None
+        on_removed : callable or None
             Given the same list while the lock is held, so before anything else can happen.
         """
         core = self._core
@@ -351,8 +351,8 @@ class Store:
                 if entry is not None:
                     removed.append((entry.digest, entry.length))
             core.counts["removes"] += len(removed)
-            if tell is not None and removed:
-                tell(removed)
+            if on_removed is not None and removed:
+                on_removed(removed)
         return removed
 
     def clear(self) -> int:
@@ -388,9 +388,9 @@ class Store:
         """
         return not self.forked and self._owner.adopt(member)
 
-    def on_evicted(self, tell: Evicted) -> None:
-        """Have ``tell`` called with ``(digest, length, meta number)`` of what was evicted."""
-        self._core.on_evicted = tell
+    def on_evicted(self, handler: Evicted) -> None:
+        """Have ``handler`` called with ``(digest, length, meta number)`` of what was evicted."""
+        self._core.on_evicted = handler
 
     def meta(self, number: int) -> ChunkMeta:
         """Metadata by its number."""
@@ -423,8 +423,8 @@ class Store:
             some = rows[at : at + batch].tolist()
             with core.lock:
                 live = [row for row in some if core.catalog.is_live(row)]
-                told = [(e.digest, e.length, e.meta) for e in map(core.catalog.entry, live)]
-            yield told
+                entries = [(e.digest, e.length, e.meta) for e in map(core.catalog.entry, live)]
+            yield entries
 
     def bytes_by_meta(self) -> dict[int, int]:
         """Logical bytes of the entries by meta number."""

@@ -187,8 +187,8 @@ class Opened:
         assert len(store.status()["members"]) == len(self._members)
         for number in store.bytes_by_meta():
             store.meta(number)
-        told = [entry for batch in store.oldest_first() for entry in batch]
-        assert len(told) == len(found)
+        listed = [entry for batch in store.oldest_first() for entry in batch]
+        assert len(listed) == len(found)
 
     def _check_space(self) -> None:
         """Every block and every slot is accounted for, once no write is in flight."""

@@ -130,7 +130,7 @@ class Rig:
             machine=self.machine,
             heartbeat=False,
         )
-        self.store.on_evicted(lambda told: self.evicted.extend(d for d, _, _ in told))
+        self.store.on_evicted(lambda gone: self.evicted.extend(d for d, _, _ in gone))
 
     def look(self) -> None:
         """Have the engine look at every member, as it does once a second."""

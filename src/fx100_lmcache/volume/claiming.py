@@ -47,14 +47,14 @@ class Taken:
         By shard.
     written_at : float
         When the last of them was on the media, on the machine's clock.
-    watched, told : list of str
+    watched, by_word : list of str
         Holders that were replaced: since they stood still, or on the operator's word.
     """
 
     claims: dict[int, ClaimBlock]
     written_at: float
     watched: list[str] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    by_word: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Claimer:
             if not late and len(claims) == len(seen):
                 holders = list(dict.fromkeys(replaced.values()))
                 taken = Taken(claims, self.machine.clock())
-                (taken.told if self.take_over else taken.watched).extend(holders)
+                (taken.by_word if self.take_over else taken.watched).extend(holders)
                 return taken
         raise ClaimError(
             f"shards {', '.join(map(str, shards))} could not be claimed in {_ATTEMPTS} attempts: "

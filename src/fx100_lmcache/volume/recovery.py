@@ -53,7 +53,7 @@ class Columns:
     members: I64
     locations: U64
     checksums: U64
-    counts: I64
+    piece_counts: I64
     shard: I64
     generation: I64
 
@@ -274,7 +274,9 @@ def _part(found: TableRows, place: InodePlace, geometry: Geometry, judge: Judge)
             )
         ]
         _keep(columns, codes == GOOD)
-        widest = int(columns.counts.max(initial=0))  # not that of what was refused: all pay for it
+        widest = int(
+            columns.piece_counts.max(initial=0)
+        )  # not that of what was refused: all pay for it
         columns.locations = columns.locations[:, :widest]
         columns.checksums = columns.checksums[:, :widest]
         used = np.unique(columns.meta_ids)  # what nothing refers to might not be readable
@@ -285,7 +287,7 @@ def _part(found: TableRows, place: InodePlace, geometry: Geometry, judge: Judge)
 
 def _columns(found: TableRows, words: U64, place: InodePlace, first: int) -> Columns:
     heads, locations = found.heads, found.locations
-    epoch, counter, length, counts, shard, generation = (
+    epoch, counter, length, piece_counts, shard, generation = (
         heads[name].astype(np.int64)
         for name in ("epoch", "counter", "length", "pieces", "shard", "generation")
     )
@@ -300,7 +302,7 @@ def _columns(found: TableRows, words: U64, place: InodePlace, first: int) -> Col
         members=_member_masks(locations, place.member),
         locations=locations,
         checksums=found.checksums,
-        counts=counts,
+        piece_counts=piece_counts,
         shard=shard,
         generation=generation,
     )

@@ -268,7 +268,7 @@ def test_a_constructor_that_fails_anywhere_leaves_the_shard_free(config, monkeyp
         with monkeypatch.context() as patch:
             injection.into(patch, events.EventThread, "start")
             injection.into(patch, inprocess_registry, "PutQueue", "Loads")
-            injection.into(patch, plugin, "KeyNamer", "LayeredChunks", "Step")
+            injection.into(patch, plugin, "KeyNamer", "LayeredChunks", "ForwardPass")
             if injection.fail_at:
                 with pytest.raises(InjectedError), plugin_on(config):
                     pass

@@ -22,7 +22,7 @@ import os, signal, sys
 from pathlib import Path
 from fx100_lmcache.lmcache.inprocess.notices import Notices
 notices = Notices(Path(sys.argv[1]))
-notices.tell(["from another process"])
+notices.publish(["from another process"])
 print("told", flush=True)
 sys.stdin.read()
 os.kill(os.getpid(), signal.SIGKILL)
@@ -37,10 +37,10 @@ def path(tmp_path):
 def test_every_rank_hears_of_what_one_tells(path):
     ranks = [Notices(path) for _ in range(3)]
     assert not any(rank.names(["a", "b"]) for rank in ranks)
-    ranks[1].tell(["a", "x"])
+    ranks[1].publish(["a", "x"])
     assert all(rank.names(["b", "a"]) for rank in ranks)
     assert not any(rank.names(["b", "c"]) for rank in ranks)
-    ranks[2].tell(["b"])
+    ranks[2].publish(["b"])
     assert all(rank.names(["b"]) for rank in ranks)
     assert not any(rank.names([]) for rank in ranks)
     for rank in ranks:
@@ -49,7 +49,7 @@ def test_every_rank_hears_of_what_one_tells(path):
 
 def test_the_last_one_removes_the_file(path):
     first, second = Notices(path), Notices(path)
-    first.tell(["a"])
+    first.publish(["a"])
     first.close()
     first.close()
     assert path.exists()
@@ -62,7 +62,7 @@ def test_nothing_is_said_or_heard_after_close(path):
     notices = Notices(path)
     notices.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
-        notices.tell(["a"])
+        notices.publish(["a"])
     with pytest.raises(OSError, match="Bad file descriptor"):
         notices.names(["a"])
 
@@ -70,7 +70,7 @@ def test_nothing_is_said_or_heard_after_close(path):
 def test_the_file_stays_small_and_the_newest_notices_are_in_it(path):
     one, other = Notices(path), Notices(path)
     for number in range(3 * LIMIT_BYTES // NOTICE_BYTES):
-        one.tell([f"request-{number}"])
+        one.publish([f"request-{number}"])
         assert path.stat().st_size <= LIMIT_BYTES
         if number % 1000 == 0:
             assert other.names([f"request-{number}"])
@@ -112,7 +112,7 @@ def test_a_file_that_is_unlinked_meanwhile_is_made_again(path, monkeypatch):
     before = descriptors()
     one = Notices(path)
     other = Notices(path)
-    one.tell(["a"])
+    one.publish(["a"])
     assert other.names(["a"])
     one.close()
     other.close()
@@ -194,7 +194,7 @@ def test_all_ranks_take_the_next_name_and_say_so_once(tmp_path, victim, leave, c
     leave(tmp_path / "n.1", victim)
     ranks = [open_notices(tmp_path, "n") for _ in range(2)]
     assert [len(caplog.records), caplog.text.count("n.2")] == [2, 2], "one line for each process"
-    ranks[0].tell(["a"])
+    ranks[0].publish(["a"])
     assert ranks[1].names(["a"])
     for rank in ranks:
         rank.close()
@@ -213,7 +213,7 @@ def test_a_plugin_opens_whatever_others_have_left(tmp_path, victim, monkeypatch,
     with plugin_on(path, told) as plugin:
         notices = plugin._opened.notices
         assert notices is not None
-        notices.tell(["a"])
+        notices.publish(["a"])
         assert notices.names(["a"])
     for number in range(1, NAMES):
         (folder / f"{name}.{number}").symlink_to(victim)
@@ -228,13 +228,13 @@ def test_a_plugin_opens_whatever_others_have_left(tmp_path, victim, monkeypatch,
 
 def test_a_notice_for_which_there_is_no_room_spoils_no_other(path, monkeypatch):
     one, other = Notices(path), Notices(path)
-    one.tell(["a"])
+    one.publish(["a"])
     with monkeypatch.context() as patch:
         write = os.write
         patch.setattr(os, "write", lambda fd, data: write(fd, data[:5]))
         with pytest.raises(OSError, match="no memory for a notice"):
-            one.tell(["b"])
-    one.tell(["c"])
+            one.publish(["b"])
+    one.publish(["c"])
     assert other.names(["c"])
     one.close()
     other.close()

@@ -172,6 +172,6 @@ def test_no_rank_keeps_what_was_computed_in_a_pass_that_another_spoilt(
             settle(rank.plugin)
             assert rank.plugin.contains(rank.chunk_keys(longer)[-1])
         with vllm.step(16, request_id="another"):
-            assert not ranks[0].plugin._step.spoilt
+            assert not ranks[0].plugin._forward_pass.tainted
         assert len(list(folder.iterdir())) == 1
     assert not list(folder.iterdir())

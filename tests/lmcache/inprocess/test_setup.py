@@ -15,7 +15,7 @@ from fx100_lmcache.errors import FX100Error, VolumeError
 from fx100_lmcache.lmcache.counts import Counts
 from fx100_lmcache.lmcache.inprocess import checks as guard
 from fx100_lmcache.lmcache.inprocess.checks import Host, UnsupportedSetupError
-from fx100_lmcache.lmcache.inprocess.keys import KeyNamer, Surroundings
+from fx100_lmcache.lmcache.inprocess.keys import KeyContext, KeyNamer
 from fx100_lmcache.lmcache.plugin import FX100StoragePlugin
 from support.inprocess import (
     engine_config,
@@ -129,8 +129,8 @@ from support.inprocess import key
 from fx100_lmcache.config import IdentityConfig
 from fx100_lmcache.counters import PLUGIN
 from fx100_lmcache.lmcache.counts import Counts
-from fx100_lmcache.lmcache.inprocess.keys import KeyNamer, Surroundings
-namer = KeyNamer(IdentityConfig(), Surroundings("h", "s", 16, (4, 2), "bf16"), Counts(PLUGIN))
+from fx100_lmcache.lmcache.inprocess.keys import KeyNamer, KeyContext
+namer = KeyNamer(IdentityConfig(), KeyContext("h", "s", 16, (4, 2), "bf16"), Counts(PLUGIN))
 print(namer.digest(key(7, request_configs={"lmcache.tag.b": "x", "lmcache.tag.a": "y"})).hex())
 """
 
@@ -143,7 +143,7 @@ def test_b18_a_fresh_interpreter_names_a_key_alike():
         text=True,
         check=True,
     )
-    namer = KeyNamer(IdentityConfig(), Surroundings("h", "s", 16, (4, 2), "bf16"), Counts(PLUGIN))
+    namer = KeyNamer(IdentityConfig(), KeyContext("h", "s", 16, (4, 2), "bf16"), Counts(PLUGIN))
     ours = namer.digest(key(7, request_configs={"lmcache.tag.b": "x", "lmcache.tag.a": "y"}))
     assert other.stdout.splitlines()[-1] == ours.hex()
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fx100_lmcache.lmcache.inprocess.forward_pass import LayerLoadError, Step, find_connector
+from fx100_lmcache.lmcache.inprocess.forward_pass import ForwardPass, LayerLoadError, find_connector
 from support.inprocess_engine import Vllm
 
 STATE = "vllm.distributed.kv_transfer.kv_transfer_state"
@@ -20,29 +20,29 @@ def vllm(monkeypatch):
 
 
 def test_a_pass_is_spoilt_until_it_ends(vllm):
-    step = Step(16)
+    step = ForwardPass(16)
     with vllm.step(16):
-        assert not step.spoilt
-        step.spoil()
-        assert step.spoilt
-    assert not step.spoilt
+        assert not step.tainted
+        step.taint()
+        assert step.tainted
+    assert not step.tainted
     with vllm.step(16):
-        assert not step.spoilt
+        assert not step.tainted
 
 
 def test_outside_of_a_pass_nothing_is_spoilt(vllm, monkeypatch):
-    step = Step(16)
-    step.spoil()
-    assert not step.spoilt
+    step = ForwardPass(16)
+    step.taint()
+    assert not step.tainted
     monkeypatch.delitem(sys.modules, STATE)
-    step.spoil()
-    assert not step.spoilt
+    step.taint()
+    assert not step.tainted
     assert find_connector() is None
 
 
 def test_blocks_are_invalid_from_the_chunk_on_that_is_loaded_over(vllm):
     with vllm.step(64, has_already=24):  # LMCache loads from token 16 on
-        assert Step(16).invalidate() == 48 // vllm.BLOCK_TOKENS
+        assert ForwardPass(16).invalidate() == 48 // vllm.BLOCK_TOKENS
     assert vllm.take_invalid_tokens() == list(range(16, 64))
 
 
@@ -59,14 +59,14 @@ def test_of_several_requests_those_that_load_are_invalid(vllm):
             request(320, False),
             request(480, True),
         ]
-        Step(16).invalidate()
+        ForwardPass(16).invalidate()
     assert vllm.take_invalid_tokens() == [*range(160, 176), *range(480, 496)]
 
 
 def test_slots_that_vllm_left_out_are_no_blocks(vllm):
     with vllm.step(16):
         vllm._connector_metadata.requests[0].slot_mapping = torch.tensor([-1] * 8 + [*range(8, 16)])
-        Step(16).invalidate()
+        ForwardPass(16).invalidate()
     assert vllm.take_invalid_tokens() == list(range(8, 16))
 
 
@@ -97,7 +97,7 @@ def test_a_vllm_that_cannot_be_told_is_an_error(vllm, spoil):
     with vllm.step(16):
         spoil(vllm)
         with pytest.raises(LayerLoadError):
-            Step(16).invalidate()
+            ForwardPass(16).invalidate()
 
 
 @pytest.mark.timeout(180)  # vLLM takes its time to import
@@ -124,12 +124,12 @@ def test_lmcaches_own_connector_has_what_is_used_here(monkeypatch):
     told.requests.append(ReqMeta("a", list(range(64)), slots, load_spec=load))
     monkeypatch.setattr(kv_transfer_state, "_KV_CONNECTOR_AGENT", connector)
     connector.bind_connector_metadata(told)
-    step = Step(16)
-    step.spoil()
-    assert step.spoilt
+    step = ForwardPass(16)
+    step.taint()
+    assert step.tainted
     step.invalidate()
     wanted = torch.arange(48) >= 16
     theirs = lmcache.record_failed_blocks("a", wanted, torch.zeros(48, dtype=bool), slots[:48])
     assert connector.get_block_ids_with_load_errors() == theirs
     connector.clear_connector_metadata()
-    assert not step.spoilt
+    assert not step.tainted

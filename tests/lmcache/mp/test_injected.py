@@ -93,7 +93,7 @@ PLACES: dict[str, tuple[Into, bool | None]] = {
     "lookups": (into(Store, "lookup"), True),
     "unpins": (into(Store, "unpin"), True),
     "removals": (into(Store, "remove"), True),
-    "replays": (into(replay._Replay, "note_used", "tell_batch"), True),
+    "replays": (into(replay._Replay, "note_used", "announce_batch"), True),
     "watch": (into(stuck.StuckWatch, "begin"), True),
     "put buffers": (into(l2_adapter, "io_buffer", "layout_of", "packed_meta"), False),
     "load buffers": (into(tasks, "io_buffer", "layout_of"), False),

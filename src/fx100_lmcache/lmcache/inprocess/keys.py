@@ -2,7 +2,7 @@
 
 An in-process key holds a hash of 64 bits, model, world size, rank, dtype and tags. Whether the
 same hash means the same bytes also depends on how LMCache hashes and on how vLLM lays out its KV
-cache. Those :class:`Surroundings` are part of the name of every chunk, so that after a change
+cache. That :class:`KeyContext` is part of the name of every chunk, so that after a change
 nothing of before is found, and start-up can say what changed.
 """
 
@@ -25,8 +25,8 @@ from fx100_lmcache.ondisk.chunk_meta import DIGEST_BYTES, SCOPE_BYTES, Scope
 CHUNK_HASH_BYTES = 16
 """Chunk hashes are signed: Python's own may be negative, folded digests fill 64 bits."""
 
-SURROUNDINGS_TAG = ""
-"""Name of the tag that holds the surroundings; request tags start with ``tag.``."""
+CONTEXT_TAG = ""
+"""Name of the tag that holds the context; request tags start with ``tag.``."""
 
 _IDENT = ("model_name", "world_size", "worker_id", "_dtype_str", "tags")
 _ident_of = attrgetter(*_IDENT)
@@ -36,7 +36,7 @@ _PADDING = bytes(DIGEST_BYTES - SCOPE_BYTES - CHUNK_HASH_BYTES)
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class KeyContext:
     """What decides, besides the key, which bytes belong to a chunk.
 
     Attributes
@@ -84,10 +84,8 @@ class KeyNamer:
         Gives each model its tag, or says that it is not to be cached.
     """
 
-    def __init__(
-        self, identity: IdentityConfig, surroundings: Surroundings, counts: Counts
-    ) -> None:
-        self._surroundings = surroundings.text()
+    def __init__(self, identity: IdentityConfig, context: KeyContext, counts: Counts) -> None:
+        self._context = context.text()
         self._counts = counts
         self._boundary = ErrorBoundary(counts)
         self._scopes = Scopes(identity, counts, self._new_scope, _RISK)
@@ -134,7 +132,9 @@ class KeyNamer:
         tags: Sequence[tuple[str, Any]] | None,
         layer: int = -1,
     ) -> Scope:
-        told = [(f"tag.{name}", f"{type(value).__name__}:{value}") for name, value in tags or ()]
+        request_tags = [
+            (f"tag.{name}", f"{type(value).__name__}:{value}") for name, value in tags or ()
+        ]
         return Scope(
             "in-process",
             model,
@@ -142,7 +142,7 @@ class KeyNamer:
             model_tag=model_tag,
             world_size=world_size,
             dtype=dtype,
-            tags=((SURROUNDINGS_TAG, self._surroundings), *told),
+            tags=((CONTEXT_TAG, self._context), *request_tags),
             layer=layer,
         )
 
@@ -164,8 +164,8 @@ def _digests(prefix: bytes, hashes: list[int]) -> list[bytes]:
 
 
 def fields_of(scope: Scope) -> dict[str, str]:
-    """Return what a scope says of model and surroundings, by name, for comparison."""
-    text = dict(scope.tags).get(SURROUNDINGS_TAG, "")
+    """Return what a scope says of model and context, by name, for comparison."""
+    text = dict(scope.tags).get(CONTEXT_TAG, "")
     return {
         "mode": scope.kind,
         "model": scope.model,

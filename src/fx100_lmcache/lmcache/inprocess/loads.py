@@ -222,10 +222,10 @@ class Loads:
         """Take memory for everything that is there, as far as it goes."""
         items = []
         described = self._store.describe(digests)
-        for place, (digest, told) in enumerate(zip(digests, described, strict=True)):
-            if told is None:
+        for place, (digest, found) in enumerate(zip(digests, described, strict=True)):
+            if found is None:
                 continue
-            length, number = told
+            length, number = found
             kind = self._kind(number)
             if kind is None:
                 continue

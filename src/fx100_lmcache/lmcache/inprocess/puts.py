@@ -25,7 +25,7 @@ from fx100_lmcache.store import PutItem, PutResult, Store
 
 log = logging.getLogger(__name__)
 
-Told = Callable[[CacheEngineKey], None]
+Notified = Callable[[CacheEngineKey], None]
 
 AFTER_S = 1.0
 """So long after its deadline a put whose call failed is surely over."""
@@ -42,7 +42,7 @@ class Offer:
     ----------
     scope : Scope
         Everything of the key but its hash.
-    tell : callable or None
+    on_complete : callable or None
         Given the key when the object can be read back.
     """
 
@@ -50,7 +50,7 @@ class Offer:
     digest: bytes
     scope: Scope
     obj: MemoryObj
-    tell: Told | None = None
+    on_complete: Notified | None = None
     size: int = 0
 
 
@@ -200,12 +200,12 @@ class PutQueue:
         if not result.stored:
             self._counts.add("put_failed")
             self._dropped.note(result.reason)
-        elif offer.tell is not None:
-            self._tell(offer.tell, offer.key)
+        elif offer.on_complete is not None:
+            self._notify(offer.on_complete, offer.key)
 
-    def _tell(self, tell: Told, key: CacheEngineKey) -> None:
+    def _notify(self, on_complete: Notified, key: CacheEngineKey) -> None:
         with self._boundary.caught("callback_errors", "an on_complete_callback failed"):
-            tell(key)
+            on_complete(key)
 
     def _release(self, offer: Offer) -> bool:
         """Give an object back, once."""

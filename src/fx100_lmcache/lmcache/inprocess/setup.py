@@ -22,7 +22,7 @@ from fx100_lmcache.lmcache.inprocess.checks import (
     saves_only_first_rank,
     warnings_for,
 )
-from fx100_lmcache.lmcache.inprocess.keys import Surroundings
+from fx100_lmcache.lmcache.inprocess.keys import KeyContext
 from fx100_lmcache.lmcache.versions import version_warnings
 from fx100_lmcache.ondisk.geometry import round_up
 
@@ -60,7 +60,7 @@ class Setup:
     first_shard: int | None
     staging_bytes: int
     bytes_per_token: int
-    surroundings: Surroundings
+    key_context: KeyContext
 
 
 def prepare(config: Any, metadata: Any, local_cpu_backend: Any, plugin: str) -> Setup:
@@ -106,7 +106,7 @@ def prepare(config: Any, metadata: Any, local_cpu_backend: Any, plugin: str) -> 
         None if alone else shard - metadata.worker_id,
         staging_bytes,
         max(1, chunk_bytes // metadata.chunk_size),
-        _surroundings(config, metadata, host),
+        _key_context(config, metadata, host),
     )
 
 
@@ -154,9 +154,9 @@ def _shard(config: Any, ours: Config, metadata: Any, host: Host) -> int:
     return shard
 
 
-def _surroundings(config: Any, metadata: Any, host: Host) -> Surroundings:
+def _key_context(config: Any, metadata: Any, host: Host) -> KeyContext:
     root = int(token_database.NONE_HASH)
-    return Surroundings(
+    return KeyContext(
         hash_algorithm=config.pre_caching_hash_algorithm,
         hash_seed=f"{root & (2**64 - 1):016x}",
         chunk_tokens=metadata.chunk_size,

@@ -61,7 +61,7 @@ class Replays:
             replay = self._open[0]
         ended = True
         with self._boundary.caught("event_errors", "a listener hears no more of what was there"):
-            ended = replay.tell_batch(self._keys)
+            ended = replay.announce_batch(self._keys)
         with self._lock:
             self._open.rotate(-1)
             if ended:
@@ -81,7 +81,7 @@ class _Replay:
         self._listener = listener
         self._batches = batches
         self._recent: dict[ObjectKey, None] = {}
-        self._told = 0
+        self._announced = 0
 
     def note_used(self, keys: Sequence[ObjectKey]) -> None:
         for key in reversed(keys):  # of a request the first key is worth most
@@ -90,18 +90,18 @@ class _Replay:
         while len(self._recent) > MAX_RECENT:
             del self._recent[next(iter(self._recent))]
 
-    def tell_batch(self, keys: KeyNamer) -> bool:
+    def announce_batch(self, keys: KeyNamer) -> bool:
         """Tell the next batch; True if that was all."""
         batch = next(self._batches, None)
         if batch is None:
             # policies take the first of a list as the most valuable, so newest first
             if self._recent:
                 self._listener.on_l2_keys_accessed(list(reversed(self._recent)))
-            log.info("told a listener of %d entries that were there before", self._told)
+            log.info("told a listener of %d entries that were there before", self._announced)
             return True
-        told = [(keys.key_of(digest, meta), length) for digest, length, meta in reversed(batch)]
-        known = [(key, length) for key, length in told if key is not None]
+        named = [(keys.key_of(digest, meta), length) for digest, length, meta in reversed(batch)]
+        known = [(key, length) for key, length in named if key is not None]
         if known:
             self._listener.on_l2_keys_stored([k for k, _ in known], [n for _, n in known])
-            self._told += len(known)
+            self._announced += len(known)
         return False
