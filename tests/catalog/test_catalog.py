@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fx100_lmcache.catalog import Catalog
-from fx100_lmcache.catalog.catalog import LIVE
+from fx100_lmcache.catalog.eviction import LIVE
 from fx100_lmcache.catalog.index import DigestIndex, as_words
 from fx100_lmcache.catalog.pieces import PieceTable
 from support.steps import counted_steps
@@ -300,7 +300,8 @@ def test_victims_against_a_list_sorted_anew_each_time(seed: int) -> None:
             live.clear()
         blocks, at_most = rng.randrange(1, 30), rng.choice((1, 3, ROWS))
         found = catalog.victims(blocks, now, down, at_most)
-        expected, freed = [], 0
+        expected: list[int] = []
+        freed = 0
         rows, used_at = catalog.ages()
         for row in rows[np.argsort(used_at, kind="stable")].tolist():
             if freed < blocks and len(expected) < at_most and catalog.evictable(row, now, down):

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -180,7 +181,7 @@ def test_a_format_can_be_repeated_wherever_it_was_cut() -> None:
             member.media[table : table + MIB] = b"x" * MIB
         try:
             left = [cuts]
-            format_volume([Cutting(m, left) for m in members], geometry, unix_s=2)
+            format_volume([cast(Member, Cutting(m, left)) for m in members], geometry, unix_s=2)
             break
         except CutError:
             cuts += 1

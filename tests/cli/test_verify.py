@@ -7,6 +7,7 @@ import pytest
 
 from fx100_lmcache.admin import scrub
 from fx100_lmcache.admin.scrub import Scrubber, ScrubResult
+from fx100_lmcache.buffers import zero_buffer
 from fx100_lmcache.engine.engine import LaneEngine
 from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.errors import VolumeError
@@ -126,7 +127,7 @@ def test_several_in_flight_in_bounded_memory(
     memory: MemoryRig, engines: list[LaneEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    real = scrub.zero_buffer
+    real = zero_buffer
 
     def counted(size: int) -> object:
         made.append(size)

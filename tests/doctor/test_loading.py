@@ -1,5 +1,6 @@
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,7 +92,7 @@ def test_the_current_directory_does_not_count(
     assert tried("mine", "Good").outcome == "no module"
 
 
-def judged(outcome: Outcome, target: Target = PLUGIN):
+def judged(outcome: Outcome, target: Target = PLUGIN) -> Any:
     return list(check_loading([target], [outcome]))
 
 

@@ -91,7 +91,7 @@ def test_metrics_of_all_workers_are_collected_from_a_directory(
     directory.mkdir()
     workers = [start(config, number, directory) for number in range(2)]
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, path=str(directory))
+    MultiProcessCollector(registry, path=str(directory))  # type: ignore[no-untyped-call]
     for number in range(2):
         labels = of(number)
         stored = {**labels, "outcome": "stored"}

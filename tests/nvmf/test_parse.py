@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +16,12 @@ def recorded(name: str) -> str:
     return (RECORDED / name).read_text()
 
 
-def test_all_versions_are_recorded():
+def test_all_versions_are_recorded() -> None:
     assert sorted(path.name for path in RECORDED.iterdir() if path.is_dir()) == sorted(VERSIONS)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_form_of_discover_gives_the_same(version):
+def test_every_form_of_discover_gives_the_same(version: Any) -> None:
     records = parse.parse_discovery(recorded(f"{version}/discover.json"), version)
 
     offered = [record for record in records if not record.is_discovery]
@@ -38,25 +39,25 @@ def test_every_form_of_discover_gives_the_same(version):
         "warning: {odd} text\n[2.3] more\n\n",
     ],
 )
-def test_text_before_the_json_is_skipped(before):
+def test_text_before_the_json_is_skipped(before: str) -> None:
     alone = parse.parse_discovery(recorded("2.3/discover.json"), "2.3")
     assert parse.parse_discovery(before + recorded("2.3/discover.json"), "2.3") == alone
     assert alone
 
 
 @pytest.mark.parametrize("text", ["", "\n", "No discovery log entries to fetch.\n"])
-def test_a_target_that_offers_nothing_is_an_empty_list(text):
+def test_a_target_that_offers_nothing_is_an_empty_list(text: str) -> None:
     assert parse.parse_discovery(text, "2.3") == []
 
 
 @pytest.mark.parametrize("text", ["gibberish", "{}", '{"records":[{"trtype":"tcp"}]}', "[]"])
-def test_unknown_discovery_is_an_error_with_the_version(text):
+def test_unknown_discovery_is_an_error_with_the_version(text: str) -> None:
     with pytest.raises(UnknownOutputError, match=r"nvme discover of nvme-cli 9\.9"):
         parse.parse_discovery(text, "9.9")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_cut_off_output_is_never_a_shorter_list(version):
+def test_cut_off_output_is_never_a_shorter_list(version: Any) -> None:
     text = recorded(f"{version}/discover.json").rstrip()
     for end in range(1, len(text), 7):
         with pytest.raises(UnknownOutputError):
@@ -73,11 +74,11 @@ def test_cut_off_output_is_never_a_shorter_list(version):
         ("", "unknown"),
     ],
 )
-def test_version(text, version):
+def test_version(text: str, version: str) -> None:
     assert parse.parse_version(text) == version
 
 
-def test_error_text_of_json():
+def test_error_text_of_json() -> None:
     assert parse.error_text(recorded("3.0/connect-again.json")).startswith("already connected to")
     assert parse.error_text("no json") is None
     assert parse.error_text('{"device":"nvme0"}') is None
@@ -99,11 +100,11 @@ def test_error_text_of_json():
         ("", FabricAddress()),
     ],
 )
-def test_address(text, address):
+def test_address(text: str, address: Any) -> None:
     assert parse_address(text) == address
 
 
-def test_address_reaches():
+def test_address_reaches() -> None:
     there = FabricAddress("fd00::1", "4420", "", "eth1", "fd00::9")
 
     assert there.reaches(FabricAddress("fd00:0:0::1", "4420"))

@@ -42,22 +42,22 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path) -> Machine:
+def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_where_all_is_there_nothing_is_said(machine):
+def test_where_all_is_there_nothing_is_said(machine: Machine) -> None:
     assert machine.obstacles() == []
 
 
-def test_a_missing_device_is_named_with_the_modules_that_make_it(machine):
+def test_a_missing_device_is_named_with_the_modules_that_make_it(machine: Machine) -> None:
     machine.device.unlink()
     [found] = machine.obstacles()
     assert found.what == f"{machine.device} is missing"
     assert "modprobe -a nvme-tcp" in found.do
 
 
-def test_a_device_that_may_not_be_opened_needs_root(machine):
+def test_a_device_that_may_not_be_opened_needs_root(machine: Machine) -> None:
     machine.device.unlink()
     machine.device.mkdir()  # opened for writing: refused, for root too
     [found] = machine.obstacles()
@@ -65,7 +65,9 @@ def test_a_device_that_may_not_be_opened_needs_root(machine):
     assert "run as root" in found.do
 
 
-def test_sysfs_that_is_read_only_keeps_time_outs_from_being_set(machine, monkeypatch):
+def test_sysfs_that_is_read_only_keeps_time_outs_from_being_set(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read_only = SimpleNamespace(f_flag=os.ST_RDONLY)
     monkeypatch.setattr(os, "statvfs", lambda _path: read_only)
     [found] = machine.obstacles()
@@ -73,7 +75,7 @@ def test_sysfs_that_is_read_only_keeps_time_outs_from_being_set(machine, monkeyp
     assert "rw" in found.do
 
 
-def test_the_program_is_needed_unless_all_have_a_secret(machine, tmp_path):
+def test_the_program_is_needed_unless_all_have_a_secret(machine: Machine, tmp_path: Path) -> None:
     machine.search_path = str(tmp_path / "empty")
     [found] = machine.obstacles()
     assert "nvme-cli" in found.do
@@ -82,7 +84,7 @@ def test_the_program_is_needed_unless_all_have_a_secret(machine, tmp_path):
     assert machine.obstacles(NVME.model_copy(update={"subsystems": (secret,)})) == []
 
 
-def test_a_host_without_a_name_is_told_how_to_get_one(machine):
+def test_a_host_without_a_name_is_told_how_to_get_one(machine: Machine) -> None:
     (machine.etc / "hostnqn").unlink()
     [found] = machine.obstacles()
     assert "hostnqn is missing" in found.what
@@ -91,7 +93,9 @@ def test_a_host_without_a_name_is_told_how_to_get_one(machine):
     assert machine.obstacles(named) == []
 
 
-def test_it_is_said_when_the_watch_begins(monkeypatch, caplog):
+def test_it_is_said_when_the_watch_begins(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING, "fx100_lmcache")
     found = [
         warning("nvme", "no device", "nvme.reconnect is on", "make one"),
@@ -99,7 +103,7 @@ def test_it_is_said_when_the_watch_begins(monkeypatch, caplog):
     ]
     monkeypatch.setattr(access, "reconnect_obstacles", lambda _nvme: found)
 
-    watch = access.watch_paths(NVME, [].append, lambda: False)
+    watch = access.watch_paths(NVME, list[str]().append, lambda: False)
 
     assert watch is not None
     watch.stop()

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import defaultdict
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -23,7 +24,7 @@ from fx100_lmcache.ondisk.geometry import (
 
 MIB = 1024 * 1024
 
-geometries = st.builds(
+geometries: st.SearchStrategy[Any] = st.builds(
     dict,
     sizes_bytes=st.lists(st.integers(2 * MIB, 60 * MIB), min_size=1, max_size=6),
     object_bytes=st.integers(1, 5 * MIB),

@@ -214,7 +214,7 @@ def test_every_bit_flip_of_an_inode_is_noticed() -> None:
 )
 def test_misdirected_inode_is_refused(change: dict[str, int]) -> None:
     """An inode that was written to another place than it was made for does not count."""
-    found = parse(inode(), replace(PLACE, **change))
+    found = parse(inode(), replace(PLACE, **change))  # type: ignore[arg-type]
     assert (len(found.slots), found.torn) == (0, 0)
     assert {reason: slots.tolist() for reason, slots in found.odd.items()} == {
         Reason.MISPLACED: [change.get("slot", PLACE.slot)]

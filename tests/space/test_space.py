@@ -193,8 +193,8 @@ def check_sums_and_tenants(
                 tenants.setdefault((member, frame), set()).add(extent.row)
     assert {frame: set(rows) for frame, rows in space._tenants.items()} == tenants
     for member, first in tenants:
-        frame = range(first, first + g.frame_blocks)
-        assert set(space.tenants(member, frame)) == tenants[member, first]
+        whole = range(first, first + g.frame_blocks)
+        assert set(space.tenants(member, whole)) == tenants[member, first]
 
 
 @pytest.mark.parametrize("width", [0, 1, 2])

@@ -2,6 +2,8 @@
 
 import random
 import threading
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -298,6 +300,11 @@ def has_quietly(store: Rig, names: list[str]) -> list[bool]:
 # Threads
 
 
+def answered(results: list[Any], done: threading.Event, found: list[Any]) -> None:
+    results += found
+    done.set()
+
+
 def test_random_use_from_eight_threads() -> None:
     """B32, B47: every byte that is returned belongs to its key; nobody waits for ever."""
     store = rig(members=2, size_bytes=512 * 1024)
@@ -316,11 +323,11 @@ def test_random_use_from_eight_threads() -> None:
                 buffer.view[:] = chunk(name)
                 stored: list[PutResult] = []
                 item = PutItem(digest_of(name), META, buffer)
-                threaded.put([item], lambda r, s=stored, d=done: (s.extend(r), d.set()))
+                threaded.put([item], partial(answered, stored, done))
             elif action < 0.9:
                 loaded: list[LoadResult] = []
                 wanted = LoadItem(digest_of(name), buffer, lambda _m, _n: True)
-                threaded.load([wanted], lambda r, s=loaded, d=done: (s.extend(r), d.set()))
+                threaded.load([wanted], partial(answered, loaded, done))
                 if done.wait(20) and loaded[0].length and bytes(buffer.view) != chunk(name):
                     problems.append(f"{name}: wrong bytes")
             elif action < 0.995:

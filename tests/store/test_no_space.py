@@ -264,7 +264,7 @@ def test_an_inode_that_is_there_after_all_is_erased_before_its_space_is_used() -
             member._apply(offset, bytes(buffer))
         return applied(offset, buffer)
 
-    member.write_from = refused_yet_written  # type: ignore[method-assign]
+    member.write_from = refused_yet_written
     assert store.put("a", chunk("a")).reason == "no_space_below"
     assert store.store.space().quarantined == 4
     assert any("could not be erased" in problem for problem in store.store.problems())

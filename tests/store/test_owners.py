@@ -201,7 +201,7 @@ def slow_write(store: Rig, seconds: float) -> None:
             store.claim_clock.advance(seconds)
             return original(offset, buffer)  # type: ignore[operator]
 
-        member.write_from = write  # type: ignore[method-assign]
+        member.write_from = write
 
 
 def test_a_renewal_that_took_long_does_not_count() -> None:
@@ -232,7 +232,7 @@ def test_a_put_whose_inode_came_after_the_lease_is_not_acknowledged() -> None:
                 stop.clear()
             return moved
 
-        member.write_from = write  # type: ignore[method-assign]
+        member.write_from = write
     result = store.put("a", chunk("a"))
     assert (result.stored, result.reason) == (False, "claim_stale")
     store.check_space()
@@ -565,8 +565,8 @@ def test_the_heartbeat_ends_with_a_store_that_was_lost_or_dropped(
     assert ended(lost._heartbeat)
     assert lost.counts()["claim_lost"] == 1
     lost.close()
-    rig.store.volume.members[0].media[4096 : 4096 + 2 * CLAIM_BYTES] = bytes(2 * CLAIM_BYTES)
-    rig.store.volume.members[1].media[4096 : 4096 + 2 * CLAIM_BYTES] = bytes(2 * CLAIM_BYTES)
+    rig.members[0].media[4096 : 4096 + 2 * CLAIM_BYTES] = bytes(2 * CLAIM_BYTES)
+    rig.members[1].media[4096 : 4096 + 2 * CLAIM_BYTES] = bytes(2 * CLAIM_BYTES)
     dropped = threaded(rig)
     heartbeat = dropped._heartbeat
     dropped._engine.close(1.0)

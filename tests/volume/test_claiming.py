@@ -99,7 +99,7 @@ def test_a_claim_of_an_older_version_needs_the_operators_word() -> None:
     assert time.now_s == 0.0
     taken = take(members, take_over=True)
     assert taken.claims[0].epoch == 2000
-    assert taken.told == [CLAIM.holder]
+    assert taken.by_word == [CLAIM.holder]
     assert take(members).claims[0].epoch == 2001  # and then it is ours
 
 
@@ -133,7 +133,7 @@ def test_an_owner_under_our_kernel_is_dead_once_we_have_its_locks() -> None:
     time = Time()
     taken = take(members, us=machine(time))
     assert time.now_s == 0.0
-    assert taken.watched == taken.told == []
+    assert taken.watched == taken.by_word == []
 
 
 def test_a_claim_that_is_renewed_is_refused_as_soon_as_that_is_seen() -> None:
@@ -189,7 +189,7 @@ def test_the_operators_word_skips_the_watch() -> None:
     claimed_by(members, FOREIGN)
     taken = take(members, us=machine(time), take_over=True)
     assert time.now_s == 0.0
-    assert taken.told == [FOREIGN.holder]
+    assert taken.by_word == [FOREIGN.holder]
 
 
 def test_living_owner_is_named_and_nothing_is_written() -> None:

@@ -281,14 +281,14 @@ class NativeLane:
         self.module.drain(self.pool, arrived)
         for found in arrived:
             with self._defects.guard("a completion was not reported yet") as failed:
-                self._report(*found)
+                self._tell(*found)
             if failed.cause is not None:  # want of memory: its batch could not be taken apart
                 arrived[kept] = found
                 kept += 1
         del arrived[kept:]
         return not kept
 
-    def _report(self, ticket: int, code: int, checksum: int) -> None:
+    def _tell(self, ticket: int, code: int, checksum: int) -> None:
         batch = self.batches.get(ticket >> BATCH_BITS)
         if batch is not None:
             batch.conclude()

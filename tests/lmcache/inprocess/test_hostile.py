@@ -134,6 +134,7 @@ def call_all(plugin: FX100StoragePlugin, name: str) -> None:
         answer = answer_of(method, arguments)
         assert isinstance(answer, ANSWERS[name]), (name, arguments)
         if name == "batched_get_blocking":
+            assert isinstance(answer, list)
             assert len(answer) == size_of(arguments["keys"])
         if isinstance(answer, list):
             free(answer)

@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 import types
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +35,7 @@ from support.inprocess import (
 from support.inprocess_engine import Vllm
 
 
-def refused(path, meta=None, **fields):
+def refused(path: Any, meta: Any = None, **fields: Any) -> Any:
     """Return what a set-up is refused with."""
     with pytest.raises(UnsupportedSetupError) as caught, plugin_on(path, meta, **fields):
         pass
@@ -57,7 +59,9 @@ def refused(path, meta=None, **fields):
         {"pre_caching_hash_algorithm": "xxhash_cbor"},
     ],
 )
-def test_what_is_not_served_is_refused_by_the_name_of_its_setting(tmp_path, setting, monkeypatch):
+def test_what_is_not_served_is_refused_by_the_name_of_its_setting(
+    tmp_path: Path, setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     told = types.SimpleNamespace(role="worker")
     config = engine_config(write_config(tmp_path))
@@ -69,29 +73,31 @@ def test_what_is_not_served_is_refused_by_the_name_of_its_setting(tmp_path, sett
     assert re.search("set (one|pre_caching|enable)", str(caught.value))
 
 
-def test_the_scheduler_is_refused():
+def test_the_scheduler_is_refused() -> None:
     with pytest.raises(UnsupportedSetupError, match="enable_scheduler_bypass_lookup: false"):
         FX100StoragePlugin(config=engine_config(None), metadata=metadata(role="scheduler"))
 
 
-def test_no_host_memory_is_refused(tmp_path):
+def test_no_host_memory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedSetupError, match="max_local_cpu_size above 0"):
         FX100StoragePlugin(config=engine_config(write_config(tmp_path)), metadata=metadata())
 
 
-def test_nothing_at_all_is_refused():
+def test_nothing_at_all_is_refused() -> None:
     with pytest.raises(UnsupportedSetupError, match="no config or metadata"):
         FX100StoragePlugin()
 
 
-def test_no_configuration_of_ours_is_refused(tmp_path):
+def test_no_configuration_of_ours_is_refused(tmp_path: Path) -> None:
     assert "fx100.config" in refused(None)
     with pytest.raises(FX100Error, match=r"nowhere\.yaml"), plugin_on(tmp_path / "nowhere.yaml"):
         pass
 
 
 @pytest.mark.parametrize("seed", ["0", "random", None])
-def test_b17_an_unstable_hash_is_refused_and_a_seed_makes_it_stable(tmp_path, monkeypatch, seed):
+def test_b17_an_unstable_hash_is_refused_and_a_seed_makes_it_stable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: str | None
+) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     if seed is not None:
         monkeypatch.setenv("PYTHONHASHSEED", seed)
@@ -107,8 +113,8 @@ def test_b17_an_unstable_hash_is_refused_and_a_seed_makes_it_stable(tmp_path, mo
 
 
 def test_b17_another_hash_or_seed_finds_nothing_and_start_up_says_which(
-    tmp_path, monkeypatch, caplog
-):
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from lmcache.v1 import token_database
 
     path = write_config(tmp_path)
@@ -135,7 +141,7 @@ print(namer.digest(key(7, request_configs={"lmcache.tag.b": "x", "lmcache.tag.a"
 """
 
 
-def test_b18_a_fresh_interpreter_names_a_key_alike():
+def test_b18_a_fresh_interpreter_names_a_key_alike() -> None:
     other = subprocess.run(
         [sys.executable, "-c", DIGEST],
         env={**os.environ, "PYTHONHASHSEED": "1", "LMCACHE_TRACK_USAGE": "false"},
@@ -162,13 +168,15 @@ def test_b18_a_fresh_interpreter_names_a_key_alike():
         ({"extra_config": {"audit_backend_enabled": True}}, "audit_backend_enabled: false"),
     ],
 )
-def test_modes_that_lmcache_breaks_are_warned_of(tmp_path, fields, words, caplog):
+def test_modes_that_lmcache_breaks_are_warned_of(
+    tmp_path: Path, fields: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with plugin_on(write_config(tmp_path), **fields):
         pass
     assert words in caplog.text
 
 
-def test_good_setups_are_not_warned_of(tmp_path, caplog):
+def test_good_setups_are_not_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write_config(tmp_path)
     for fields in ({}, {"enable_async_loading": True}, {"store_location": "fx100"}):
         with plugin_on(path, **fields):
@@ -177,7 +185,7 @@ def test_good_setups_are_not_warned_of(tmp_path, caplog):
     assert [r.getMessage() for r in ours if "direct I/O" not in r.getMessage()] == []
 
 
-def vllm_stand_in(monkeypatch, **changes):
+def vllm_stand_in(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     told = {
         "max_model_len": 1000,
         "cache_dtype": "fp8_e5m2",
@@ -201,7 +209,7 @@ def vllm_stand_in(monkeypatch, **changes):
     monkeypatch.setitem(sys.modules, "vllm.config", module)
 
 
-def test_vllm_is_asked_for_what_lmcache_does_not_say(monkeypatch):
+def test_vllm_is_asked_for_what_lmcache_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
     vllm_stand_in(monkeypatch)
     assert guard.ask_vllm("id_dp3") == Host(1000, "fp8_e5m2", "recompute", 3, False)
     Vllm().install(monkeypatch)
@@ -221,8 +229,13 @@ def test_vllm_is_asked_for_what_lmcache_does_not_say(monkeypatch):
     ],
 )
 def test_ranks_that_may_be_on_other_hosts_are_warned_of(
-    tmp_path, monkeypatch, caplog, parallel, fields, warned
-):
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    parallel: dict[str, Any],
+    fields: dict[str, Any],
+    warned: bool,
+) -> None:
     vllm_stand_in(monkeypatch, **parallel)
     path = write_config(tmp_path, shards=2)
     with plugin_on(path, metadata(world_size=parallel["ranks"]), **fields):
@@ -230,7 +243,7 @@ def test_ranks_that_may_be_on_other_hosts_are_warned_of(
     assert ("may be on other hosts" in caplog.text) == warned
 
 
-def test_eight_bit_kinds_are_told_apart(tmp_path, monkeypatch):
+def test_eight_bit_kinds_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_config(tmp_path)
     eight = metadata(kv_dtype=torch.uint8)
     vllm_stand_in(monkeypatch, cache_dtype="fp8_e5m2")
@@ -242,14 +255,18 @@ def test_eight_bit_kinds_are_told_apart(tmp_path, monkeypatch):
         assert not plugin.contains(key(1, like=eight))
 
 
-def test_a_policy_that_fails_requests_is_warned_of(tmp_path, monkeypatch, caplog):
+def test_a_policy_that_fails_requests_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     vllm_stand_in(monkeypatch, policy="fail")
     with plugin_on(write_config(tmp_path)):
         pass
     assert '"kv_load_failure_policy": "recompute"' in caplog.text
 
 
-def test_too_small_staging_is_warned_of_and_refused_layer_by_layer(tmp_path, monkeypatch, caplog):
+def test_too_small_staging_is_warned_of_and_refused_layer_by_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     path = write_config(tmp_path)
     vllm_stand_in(monkeypatch, max_model_len=1_000_000)
     with plugin_on(path):
@@ -262,7 +279,9 @@ def test_too_small_staging_is_warned_of_and_refused_layer_by_layer(tmp_path, mon
 # ----- loading by LMCache
 
 
-def test_b60_a_wrong_class_or_device_leaves_lmcache_without_us(tmp_path, caplog):
+def test_b60_a_wrong_class_or_device_leaves_lmcache_without_us(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = write_config(tmp_path)
     wrong = {"storage_plugin.fx100.class_name": "FX100Storage"}
     with manager_on(path, extra_config=wrong) as manager:
@@ -274,7 +293,7 @@ def test_b60_a_wrong_class_or_device_leaves_lmcache_without_us(tmp_path, caplog)
         pass
 
 
-def test_lmcache_loads_the_plugin_under_its_name(tmp_path):
+def test_lmcache_loads_the_plugin_under_its_name(tmp_path: Path) -> None:
     with manager_on(write_config(tmp_path)) as manager:
         assert manager.list_backends() == {
             "LocalCPUBackend": "LocalCPUBackend",
@@ -284,7 +303,7 @@ def test_lmcache_loads_the_plugin_under_its_name(tmp_path):
         assert manager.get(key(1)) is None
 
 
-def test_the_audit_wrapper_works(tmp_path):
+def test_the_audit_wrapper_works(tmp_path: Path) -> None:
     extra = {"audit_backend_enabled": True}
     with manager_on(write_config(tmp_path), extra_config=extra) as manager:
         wrapped = manager.storage_backends["fx100"]

@@ -2,6 +2,7 @@
 
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +14,13 @@ STATE = "vllm.distributed.kv_transfer.kv_transfer_state"
 
 
 @pytest.fixture
-def vllm(monkeypatch):
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
     vllm = Vllm()
     vllm.install(monkeypatch)
     return vllm
 
 
-def test_a_pass_is_spoilt_until_it_ends(vllm):
+def test_a_pass_is_spoilt_until_it_ends(vllm: Any) -> None:
     step = ForwardPass(16)
     with vllm.step(16):
         assert not step.tainted
@@ -30,7 +31,7 @@ def test_a_pass_is_spoilt_until_it_ends(vllm):
         assert not step.tainted
 
 
-def test_outside_of_a_pass_nothing_is_spoilt(vllm, monkeypatch):
+def test_outside_of_a_pass_nothing_is_spoilt(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     step = ForwardPass(16)
     step.taint()
     assert not step.tainted
@@ -40,14 +41,14 @@ def test_outside_of_a_pass_nothing_is_spoilt(vllm, monkeypatch):
     assert find_connector() is None
 
 
-def test_blocks_are_invalid_from_the_chunk_on_that_is_loaded_over(vllm):
+def test_blocks_are_invalid_from_the_chunk_on_that_is_loaded_over(vllm: Any) -> None:
     with vllm.step(64, has_already=24):  # LMCache loads from token 16 on
         assert ForwardPass(16).invalidate() == 48 // vllm.BLOCK_TOKENS
     assert vllm.take_invalid_tokens() == list(range(16, 64))
 
 
-def test_of_several_requests_those_that_load_are_invalid(vllm):
-    def request(start, can_load):
+def test_of_several_requests_those_that_load_are_invalid(vllm: Any) -> None:
+    def request(start: Any, can_load: Any) -> Any:
         load = SimpleNamespace(vllm_cached_tokens=0, lmcache_cached_tokens=16, can_load=can_load)
         return SimpleNamespace(load_spec=load, slot_mapping=torch.arange(start, start + 32))
 
@@ -63,14 +64,14 @@ def test_of_several_requests_those_that_load_are_invalid(vllm):
     assert vllm.take_invalid_tokens() == [*range(160, 176), *range(480, 496)]
 
 
-def test_slots_that_vllm_left_out_are_no_blocks(vllm):
+def test_slots_that_vllm_left_out_are_no_blocks(vllm: Any) -> None:
     with vllm.step(16):
         vllm._connector_metadata.requests[0].slot_mapping = torch.tensor([-1] * 8 + [*range(8, 16)])
         ForwardPass(16).invalidate()
     assert vllm.take_invalid_tokens() == list(range(8, 16))
 
 
-def test_a_connector_among_others_is_found(vllm, monkeypatch):
+def test_a_connector_among_others_is_found(vllm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     several = SimpleNamespace(_connectors=[SimpleNamespace(), vllm])
     state = SimpleNamespace(
         has_kv_transfer_group=lambda: True, get_kv_transfer_group=lambda: several
@@ -93,7 +94,7 @@ def test_a_connector_among_others_is_found(vllm, monkeypatch):
     ],
     ids=["no_pass", "no_request", "no_block_size", "no_invalid_blocks"],
 )
-def test_a_vllm_that_cannot_be_told_is_an_error(vllm, spoil):
+def test_a_vllm_that_cannot_be_told_is_an_error(vllm: Any, spoil: Any) -> None:
     with vllm.step(16):
         spoil(vllm)
         with pytest.raises(LayerLoadError):
@@ -102,7 +103,7 @@ def test_a_vllm_that_cannot_be_told_is_an_error(vllm, spoil):
 
 @pytest.mark.timeout(180)  # vLLM takes its time to import
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
-def test_lmcaches_own_connector_has_what_is_used_here(monkeypatch):
+def test_lmcaches_own_connector_has_what_is_used_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The names are private ones of LMCache 0.5.6: of another version they may be gone."""
     pytest.importorskip("vllm", reason="needs the vllm package")
     from lmcache.integration.vllm.vllm_v1_adapter import (

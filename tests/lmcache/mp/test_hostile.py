@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -145,7 +146,7 @@ def call_all(client: Client, name: str) -> None:
         if name == "submit_store_task":
             assert isinstance(result_of_store(client, answer), L2StoreResult)
         elif name == "submit_load_task":
-            bitmap = polled(lambda task=answer: client.adapter.query_load_result(task))
+            bitmap = polled(partial(client.adapter.query_load_result, answer))
             assert bitmap.size() == size_of(arguments["keys"])
         elif name == "submit_lookup_and_lock_task":
             bitmap = client.adapter.query_lookup_and_lock_result(answer)
@@ -231,7 +232,7 @@ def test_calls_race_with_close_and_each_is_answered() -> None:
         for task in stores:
             result_of_store(client, task)
         for task in loads:
-            polled(lambda task=task, adapter=adapter: adapter.query_load_result(task))
+            polled(partial(adapter.query_load_result, task))
 
 
 def test_a_forked_childs_adapter_still_answers() -> None:

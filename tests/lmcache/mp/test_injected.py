@@ -58,7 +58,7 @@ def into_bus(injection: Injection, patch: pytest.MonkeyPatch) -> None:
 
 
 def into_notifiers(injection: Injection, patch: pytest.MonkeyPatch) -> None:
-    create = results.create_event_notifier
+    create = results.create_event_notifier  # type: ignore[attr-defined]
 
     def created() -> Any:
         notifier = create()
@@ -69,7 +69,7 @@ def into_notifiers(injection: Injection, patch: pytest.MonkeyPatch) -> None:
 
 
 def into_bitmaps(injection: Injection, patch: pytest.MonkeyPatch) -> None:
-    class Flaky(Bitmap):  # type: ignore[misc]
+    class Flaky(Bitmap):
         set = injection.around(Bitmap.set)
         batched_set = injection.around(Bitmap.batched_set)
 

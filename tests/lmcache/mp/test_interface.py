@@ -206,9 +206,9 @@ def test_nothing_raises_whatever_is_asked(client: Client, caplog: pytest.LogCapt
     put(client, 2)
     assert client.load(keys(2), [NoObject(), memory_obj(SIZE)]) == [False, True]
     assert client.load(keys(2), [memory_obj(SIZE)]) == [False, False]
-    assert client.lookup([*keys(1), object()]) == [True, False]  # type: ignore[list-item]
-    client.adapter.submit_unlock([object(), *keys(1)])  # type: ignore[list-item]
-    client.adapter.delete([object(), *keys(1)])  # type: ignore[list-item]
+    assert client.lookup([*keys(1), object()]) == [True, False]
+    client.adapter.submit_unlock([object(), *keys(1)])
+    client.adapter.delete([object(), *keys(1)])
     assert not client.has(key(0)), "it was unlocked, and deleted"
     counts = client.adapter.report_status()["adapter_counts"]
     assert counts["store_tasks_refused"] == 2

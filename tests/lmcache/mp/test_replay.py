@@ -144,7 +144,7 @@ def test_evictions_during_the_replay_leave_no_ghosts(rig: Rig) -> None:
     assert client.usage() == rig.store.live_bytes
 
 
-def listed(client: Client) -> list[object]:
+def listed(client: Client) -> list[Any]:
     entries, cursor = [], None
     while True:
         page = client.adapter.list_l2_keys(cursor=cursor)
