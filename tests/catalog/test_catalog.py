@@ -419,7 +419,7 @@ def test_counted_pins() -> None:
     assert catalog.unpin(rows_of(0, 0, 1)) == 2  # one of them was one too many
     assert not catalog.pinned(0, 0.0)
     assert not catalog.pinned(1, 0.0)
-    assert (int(catalog._pins.sum()), catalog.unpin(rows_of(0))) == (0, 0)  # B49: never below zero
+    assert (int(catalog._pins.sum()), catalog.unpin(rows_of(0))) == (0, 0)  # never below zero
 
 
 def test_expired_pins_do_not_come_back_with_a_new_one() -> None:

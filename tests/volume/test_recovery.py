@@ -170,7 +170,7 @@ def test_pieces_outside_the_shard_are_refused(pieces: tuple[tuple[int, int, int]
     [(8 * 4096, True), (4 * 4096 + 1, True), (8 * 4096 + 1, False), (4 * 4096, False), (1, False)],
 )
 def test_lengths_must_add_up(length: int, fits: bool) -> None:
-    """An object fills all of its pieces but the last (B41)."""
+    """An object fills all of its pieces but the last."""
     assert len(recovered(replace(ONE, length=length))) == fits
 
 
@@ -202,7 +202,7 @@ def test_old_epochs_of_dead_inodes_still_count() -> None:
 
 
 def test_tables_larger_than_one_call_and_short_reads() -> None:
-    """B66: recovery, too, keeps its calls small; and a short read is resumed."""
+    """Recovery, too, keeps its calls small; and a short read is resumed."""
     shape = MemberShape(40 << 20, 5000, 100)
     geometry = Geometry(4096, FRAME, 512, 512, 1, (shape,))
     member = MemoryMember(40 << 20, max_io_bytes=512 * 1024)

@@ -65,7 +65,7 @@ def calm(members: Any) -> None:
 # ----- host memory
 
 
-def test_b46_a_batch_larger_than_the_pool_is_served_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_batch_larger_than_the_pool_is_served_as_far_as_it_goes(tmp_path: Path) -> None:
     path = write_config(tmp_path, size="16MiB")
     with plugin_on(path) as plugin:
         for start in range(0, 118, 59):
@@ -83,7 +83,7 @@ def test_b46_a_batch_larger_than_the_pool_is_served_as_far_as_it_goes(tmp_path: 
         assert pool_bytes(plugin.local_cpu_backend) == 0
 
 
-def test_b46_one_layer_is_not_served_in_part(tmp_path: Path) -> None:
+def test_one_layer_is_not_served_in_part(tmp_path: Path) -> None:
     path = write_config(tmp_path)
     kind = {"shape": LAYER_SHAPE, "fmt": MemoryFormat.KV_T2D}
     layer = [one.split_layers(LAYERS)[0] for one in keys(8)]
@@ -97,7 +97,7 @@ def test_b46_one_layer_is_not_served_in_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nth", range(1, 21))
-def test_b47_memory_that_ends_anywhere_leaves_nothing_behind(
+def test_memory_that_ends_anywhere_leaves_nothing_behind(
     config: Path, monkeypatch: pytest.MonkeyPatch, nth: Any
 ) -> None:
     with plugin_on(config) as plugin:
@@ -183,9 +183,7 @@ def test_one_object_larger_than_the_bound_is_still_taken(config: Path) -> None:
         assert plugin.contains(key(1))
 
 
-def test_b53_a_put_that_hangs_is_no_hit_and_ends_at_its_deadline(
-    config: Path, members: Any
-) -> None:
+def test_a_put_that_hangs_is_no_hit_and_ends_at_its_deadline(config: Path, members: Any) -> None:
     with plugin_on(config) as plugin:
         put(plugin, [key(0)])
         hold_io(members)
@@ -204,7 +202,7 @@ def test_b53_a_put_that_hangs_is_no_hit_and_ends_at_its_deadline(
         assert plugin.contains(key(1))
 
 
-def test_b72_puts_that_all_fail_make_the_store_unhealthy(config: Path, members: Any) -> None:
+def test_puts_that_all_fail_make_the_store_unhealthy(config: Path, members: Any) -> None:
     with plugin_on(config) as plugin:
         for member in members:
             member.error_rate = 1.0
@@ -217,9 +215,7 @@ def test_b72_puts_that_all_fail_make_the_store_unhealthy(config: Path, members: 
 # ----- loads that fail
 
 
-def test_b43_every_failed_load_is_answered_and_marked_at_its_place(
-    config: Path, members: Any
-) -> None:
+def test_every_failed_load_is_answered_and_marked_at_its_place(config: Path, members: Any) -> None:
     with plugin_on(config) as plugin:
         put(plugin, keys(20))
         members[0].faults.append(Fault("flip", "read", times=1, after=3, value=5))
@@ -296,7 +292,7 @@ def test_a_loop_that_ends_during_a_load_leaves_no_memory_behind(config: Path, me
 
 
 @pytest.mark.parametrize("what", ["puts", "loads"])
-def test_b55_close_with_a_hanging_device_is_bounded_and_releases(
+def test_close_with_a_hanging_device_is_bounded_and_releases(
     config: Path, members: Any, what: str
 ) -> None:
     with plugin_on(config) as plugin:
@@ -335,7 +331,7 @@ def test_close_writes_what_is_queued(tmp_path: Path) -> None:
 # ----- ranks
 
 
-def test_b50_the_least_of_all_ranks_can_be_loaded_whatever_was_evicted(tmp_path: Path) -> None:
+def test_the_least_of_all_ranks_can_be_loaded_whatever_was_evicted(tmp_path: Path) -> None:
     path = write_config(tmp_path, shards=4, size="4MiB")
     told = [metadata(world_size=4, worker_id=rank) for rank in range(4)]
     rng = random.Random(1)

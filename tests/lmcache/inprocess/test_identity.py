@@ -22,7 +22,7 @@ from support.inprocess import (
 )
 
 
-def test_b18_digests_do_not_depend_on_the_process(plugin: FX100StoragePlugin) -> None:
+def test_digests_do_not_depend_on_the_process(plugin: FX100StoragePlugin) -> None:
     digest = plugin._keys.digest(key(-5, request_configs={"lmcache.tag.user": "a"}))
     assert digest[16:] == (-5).to_bytes(16, "little", signed=True).ljust(32, b"\0")
     assert digest == plugin._keys.digest(key(-5, request_configs={"lmcache.tag.user": "a"}))

@@ -45,7 +45,7 @@ def test_pins_are_counted_and_unknown_ones_are_refused(plugin: FX100StoragePlugi
     assert plugin.unpin(key(9)) is False
 
 
-def test_b49_pins_of_an_asynchronous_lookup_end_with_its_load_and_only_once(
+def test_pins_of_an_asynchronous_lookup_end_with_its_load_and_only_once(
     plugin: FX100StoragePlugin,
 ) -> None:
     put(plugin, keys(3))
@@ -63,7 +63,7 @@ def test_b49_pins_of_an_asynchronous_lookup_end_with_its_load_and_only_once(
     plugin.unpin(key(0))
 
 
-def test_b49_a_load_that_is_cancelled_frees_its_memory_and_pins(plugin: FX100StoragePlugin) -> None:
+def test_a_load_that_is_cancelled_frees_its_memory_and_pins(plugin: FX100StoragePlugin) -> None:
     put(plugin, keys(3))
 
     async def cancelled() -> None:
@@ -79,7 +79,7 @@ def test_b49_a_load_that_is_cancelled_frees_its_memory_and_pins(plugin: FX100Sto
     assert pins(plugin) == 0
 
 
-def test_b51_what_a_lookup_promised_survives_eviction_until_it_is_unpinned(tmp_path: Path) -> None:
+def test_what_a_lookup_promised_survives_eviction_until_it_is_unpinned(tmp_path: Path) -> None:
     with plugin_on(write_config(tmp_path, members=1, size="2MiB")) as plugin:
         promised = keys(10)
         put(plugin, promised)

@@ -115,7 +115,7 @@ def test_layers_of_one_chunk_are_different_objects(config: Path) -> None:
         (torch.int8, MemoryFormat.KV_2TD, torch.Size([2, 3, 4, 5, 7])),
     ],
 )
-def test_b57_b58_any_dtype_and_shape_comes_back(
+def test_any_dtype_and_shape_comes_back(
     plugin: FX100StoragePlugin, dtype: Any, fmt: Any, shape: Any
 ) -> None:
     put(plugin, [key(1)], shape=shape, dtype=dtype, fmt=fmt)
@@ -175,7 +175,7 @@ def test_everything_is_there_after_a_restart(config: Path) -> None:
 # ----- puts
 
 
-def test_b79_a_present_key_is_not_written_again(plugin: FX100StoragePlugin) -> None:
+def test_a_present_key_is_not_written_again(plugin: FX100StoragePlugin) -> None:
     put(plugin, keys(2))
     before = counts(plugin)["written_bytes"]
     put(plugin, keys(2))
@@ -183,7 +183,7 @@ def test_b79_a_present_key_is_not_written_again(plugin: FX100StoragePlugin) -> N
     assert counts(plugin)["puts_present"] == 2
 
 
-def test_b79_second_touch_writes_what_is_offered_twice(tmp_path: Path) -> None:
+def test_second_touch_writes_what_is_offered_twice(tmp_path: Path) -> None:
     config = write_config(tmp_path, inprocess={"admission": "second_touch"})
     with plugin_on(config) as plugin:
         put(plugin, keys(4))
@@ -263,7 +263,7 @@ def test_after_close_everything_is_a_miss_and_nothing_raises(config: Path) -> No
 
 
 @pytest.mark.parametrize("method", ["lookup", "unpin", "remove", "clear", "describe", "load"])
-def test_b47_a_failure_within_us_is_a_miss_and_leaves_no_lock(
+def test_a_failure_within_us_is_a_miss_and_leaves_no_lock(
     plugin: FX100StoragePlugin,
     monkeypatch: pytest.MonkeyPatch,
     method: str,

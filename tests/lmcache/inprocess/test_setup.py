@@ -95,7 +95,7 @@ def test_no_configuration_of_ours_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", ["0", "random", None])
-def test_b17_an_unstable_hash_is_refused_and_a_seed_makes_it_stable(
+def test_an_unstable_hash_is_refused_and_a_seed_makes_it_stable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: str | None
 ) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
@@ -112,7 +112,7 @@ def test_b17_an_unstable_hash_is_refused_and_a_seed_makes_it_stable(
         assert "PYTHONHASHSEED" in told
 
 
-def test_b17_another_hash_or_seed_finds_nothing_and_start_up_says_which(
+def test_another_hash_or_seed_finds_nothing_and_start_up_says_which(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from lmcache.v1 import token_database
@@ -141,7 +141,7 @@ print(namer.digest(key(7, request_configs={"lmcache.tag.b": "x", "lmcache.tag.a"
 """
 
 
-def test_b18_a_fresh_interpreter_names_a_key_alike() -> None:
+def test_a_fresh_interpreter_names_a_key_alike() -> None:
     other = subprocess.run(
         [sys.executable, "-c", DIGEST],
         env={**os.environ, "PYTHONHASHSEED": "1", "LMCACHE_TRACK_USAGE": "false"},
@@ -279,7 +279,7 @@ def test_too_small_staging_is_warned_of_and_refused_layer_by_layer(
 # ----- loading by LMCache
 
 
-def test_b60_a_wrong_class_or_device_leaves_lmcache_without_us(
+def test_a_wrong_class_or_device_leaves_lmcache_without_us(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write_config(tmp_path)

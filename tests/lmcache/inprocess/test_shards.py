@@ -40,7 +40,7 @@ def refused(path: Any, meta: Any = None, **fields: Any) -> Any:
 # ----- shards
 
 
-def test_b20_ranks_read_only_what_is_theirs(tmp_path: Path) -> None:
+def test_ranks_read_only_what_is_theirs(tmp_path: Path) -> None:
     path = write_config(tmp_path, shards=8, size="8MiB")
     ranks = [metadata(world_size=8, worker_id=rank) for rank in range(8)]
     for rank, told in enumerate(ranks):
@@ -61,7 +61,7 @@ def test_b20_ranks_read_only_what_is_theirs(tmp_path: Path) -> None:
         assert not plugin.contains(key(1, world_size=4, worker_id=1))
 
 
-def test_b21_two_tp4_instances_share_a_volume_of_eight_shards(tmp_path: Path) -> None:
+def test_two_tp4_instances_share_a_volume_of_eight_shards(tmp_path: Path) -> None:
     path = write_config(tmp_path, shards=8, size="16MiB")
     second = {"extra_config": {"fx100.shard_base": 4}}
     told = metadata(world_size=4, worker_id=3)
@@ -82,7 +82,7 @@ with plugin_on(Path(sys.argv[1])) as plugin:
 """
 
 
-def test_b21_a_busy_shard_is_refused_and_free_again_after_sigkill(tmp_path: Path) -> None:
+def test_a_busy_shard_is_refused_and_free_again_after_sigkill(tmp_path: Path) -> None:
     path = write_config(tmp_path)
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(path)], stdout=subprocess.PIPE, text=True
@@ -100,7 +100,7 @@ def test_b21_a_busy_shard_is_refused_and_free_again_after_sigkill(tmp_path: Path
         assert plugin.batched_contains(keys(3)) == 3
 
 
-def test_b76_ranks_on_one_volume_do_not_evict_each_other(tmp_path: Path) -> None:
+def test_ranks_on_one_volume_do_not_evict_each_other(tmp_path: Path) -> None:
     path = write_config(tmp_path, shards=2, members=1, size="4MiB")
     ranks = [metadata(world_size=2, worker_id=rank) for rank in range(2)]
     with plugin_on(path, ranks[0]) as one, plugin_on(path, ranks[1]) as other:
@@ -136,7 +136,7 @@ def test_replicas_of_data_parallelism_get_shards_of_their_own(tmp_path: Path) ->
 MLA = {"use_mla": True, "kv_shape": (LAYERS, 1, CHUNK_TOKENS, 1, HEADS * HEAD_SIZE)}
 
 
-def test_b31_mla_keeps_one_copy_on_the_first_rank(tmp_path: Path) -> None:
+def test_mla_keeps_one_copy_on_the_first_rank(tmp_path: Path) -> None:
     path = write_config(tmp_path, shards=8)
     first = metadata(world_size=8, worker_id=0, **MLA)
     named = key(1, like=first, world_size=1)

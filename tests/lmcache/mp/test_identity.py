@@ -62,13 +62,13 @@ def check_apart(client: Client, apart: list[ObjectKey]) -> None:
         assert get(client, one) == payload(number, SIZE)
 
 
-def test_b20_ranks_and_world_sizes_do_not_share(client: Client) -> None:
+def test_ranks_and_world_sizes_do_not_share(client: Client) -> None:
     ranks = [ObjectKey.ComputeKVRank(8, r, 8, r) for r in range(8)]
     ranks += [ObjectKey.ComputeKVRank(4, r, 4, r) for r in range(4)]
     check_apart(client, [key(1, kv_rank=rank) for rank in ranks])
 
 
-def test_b22_another_dtype_of_equal_size_misses(client: Client) -> None:
+def test_another_dtype_of_equal_size_misses(client: Client) -> None:
     stored = memory_obj(payload("a", SIZE), shapes=[[2, 1024]], dtypes=[torch.bfloat16])
     client.store(keys(1), [stored])
     fp8 = memory_obj(SIZE, shapes=[[2, 2048]], dtypes=[torch.float8_e4m3fn])
@@ -80,7 +80,7 @@ def test_b22_another_dtype_of_equal_size_misses(client: Client) -> None:
     assert client.get(key(0), stored) == payload("a", SIZE)
 
 
-def test_b22_b25_a_new_layout_replaces_the_old_one(client: Client) -> None:
+def test_a_new_layout_replaces_the_old_one(client: Client) -> None:
     old = memory_obj(payload("old", SIZE), shapes=[[2, 1024]])
     new = memory_obj(payload("new", SIZE), shapes=[[1024, 2]])
     client.store(keys(1), [old])
@@ -90,7 +90,7 @@ def test_b22_b25_a_new_layout_replaces_the_old_one(client: Client) -> None:
     assert client.get(key(0), new) == payload("new", SIZE)
 
 
-def test_b25_another_shape_or_format_of_equal_size_misses(client: Client) -> None:
+def test_another_shape_or_format_of_equal_size_misses(client: Client) -> None:
     stored = memory_obj(payload("a", SIZE), shapes=[[2, 4, 16, 16]], fmt=MemoryFormat.KV_2LTD)
     client.store(keys(1), [stored])
     turned = memory_obj(SIZE, shapes=[[4, 2, 16, 16]], fmt=MemoryFormat.KV_2LTD)
@@ -109,7 +109,7 @@ def test_a_lookup_compares_each_group_with_its_own_description(client: Client) -
     assert client.lookup(both, {0: MemoryLayoutDesc([], []), 7: desc(a)}) == [True, True]
 
 
-def test_b27_salts_do_not_share_and_are_never_logged(
+def test_salts_do_not_share_and_are_never_logged(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     salts = ["", "tenant-one", "tenant-two"]
@@ -122,7 +122,7 @@ def test_b27_salts_do_not_share_and_are_never_logged(
     assert "tenant" not in str(client.adapter.report_status())
 
 
-def test_b27_no_salt_and_an_empty_one_are_the_same(client: Client) -> None:
+def test_no_salt_and_an_empty_one_are_the_same(client: Client) -> None:
     put(client, key(1), "a")
     assert get(client, key(1, cache_salt="")) == payload("a", SIZE)
 
@@ -140,7 +140,7 @@ def test_b27_no_salt_and_an_empty_one_are_the_same(client: Client) -> None:
         pytest.param("\ud800", id="lone surrogate"),
     ],
 )
-def test_b30_any_model_name_round_trips(tmp_path: Path, model: str) -> None:
+def test_any_model_name_round_trips(tmp_path: Path, model: str) -> None:
     one = key(1, model_name=model, cache_salt="s" * 128)
     with opened(write_config(tmp_path, members=1)) as client:
         put(client, one, "a")
@@ -150,7 +150,7 @@ def test_b30_any_model_name_round_trips(tmp_path: Path, model: str) -> None:
         assert [entry.key.to_object_key() for entry in listed] == [one]
 
 
-def test_b45_groups_do_not_share(client: Client) -> None:
+def test_groups_do_not_share(client: Client) -> None:
     check_apart(client, [key(1, object_group_id=group) for group in range(3)])
     long = memory_obj(payload("long", 2 * SIZE))
     client.store([key(2, object_group_id=0)], [long])
@@ -159,7 +159,7 @@ def test_b45_groups_do_not_share(client: Client) -> None:
 
 @pytest.mark.parametrize("shape", [[2048], [2, 1024], [2, 4, 256], [2, 2, 8, 64], [2, 2, 2, 4, 64]])
 @pytest.mark.parametrize("dtype", ["uint8", "float8_e4m3fn", "float8_e5m2", "bfloat16"])
-def test_b57_b58_shapes_of_any_rank_and_dtypes_of_any_name(
+def test_shapes_of_any_rank_and_dtypes_of_any_name(
     client: Client, shape: list[int], dtype: str
 ) -> None:
     kind = getattr(torch, dtype)
@@ -170,7 +170,7 @@ def test_b57_b58_shapes_of_any_rank_and_dtypes_of_any_name(
     assert client.get(key(0), stored) == payload(dtype, size)
 
 
-def test_b58_a_dtype_that_nobody_knows_is_kept_by_name(client: Client, rig: Rig) -> None:
+def test_a_dtype_that_nobody_knows_is_kept_by_name(client: Client, rig: Rig) -> None:
     class Fp3:
         itemsize = 2
 
