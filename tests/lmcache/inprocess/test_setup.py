@@ -29,19 +29,11 @@ from support.inprocess import (
     new_obj,
     plugin_on,
     put,
+    refused,
     settle,
     write_config,
 )
 from support.inprocess_engine import Vllm
-
-
-def refused(path: Any, meta: Any = None, **fields: Any) -> Any:
-    """Return what a set-up is refused with."""
-    with pytest.raises(UnsupportedSetupError) as caught, plugin_on(path, meta, **fields):
-        pass
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
 
 # ----- what is refused
 

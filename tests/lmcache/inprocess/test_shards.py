@@ -3,12 +3,10 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fx100_lmcache.errors import ClaimError
-from fx100_lmcache.lmcache.inprocess.checks import UnsupportedSetupError
 from support.inprocess import (
     CHUNK_TOKENS,
     HEAD_SIZE,
@@ -24,18 +22,10 @@ from support.inprocess import (
     new_obj,
     plugin_on,
     put,
+    refused,
     settle,
     write_config,
 )
-
-
-def refused(path: Any, meta: Any = None, **fields: Any) -> Any:
-    """Return what a set-up is refused with."""
-    with pytest.raises(UnsupportedSetupError) as caught, plugin_on(path, meta, **fields):
-        pass
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
 
 # ----- shards
 

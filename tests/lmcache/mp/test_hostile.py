@@ -23,6 +23,7 @@ from fx100_lmcache.lmcache.l2_adapter import FX100L2Adapter
 from fx100_lmcache.testing.harness import Rig
 from support.l2 import Client, Recorder, adapter_on, gated_members, key, keys, memory_obj, payload
 from support.l2 import threaded_adapter as threaded
+from support.strange import Strange
 
 SIZE = 4096
 NOTHING = type(None)
@@ -48,19 +49,6 @@ ANSWERS: dict[str, tuple[tuple[type, ...], tuple[type[Exception], ...]]] = {
     "submit_store_task": ((int,), ()),
     "submit_unlock": ((NOTHING,), ()),
 }
-
-
-class Strange:
-    """Raises whatever is asked of it."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(name)
-
-    def __iter__(self) -> Any:
-        raise RuntimeError("not to be listed")
-
-    def __len__(self) -> int:
-        raise RuntimeError("no length")
 
 
 def hostile() -> list[Any]:
