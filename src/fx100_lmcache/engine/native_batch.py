@@ -1,8 +1,8 @@
 """A batch of reads in the native pools.
 
-A job with its transfers costs some 80 us of Python for each object, which at 1 MiB is more than
-moving the bytes does. So while all goes well there are no jobs: the pools in C count the reads of
-a batch down, compare checksums, and Python hears of the end. As soon as one read fails, or the
+A job with its transfers costs more Python for each object of 1 MiB than moving its bytes does. So
+while all goes well there are no jobs: the pools in C count the reads of a batch down, compare
+checksums, and Python hears of the end. As soon as one read fails, or the
 deadline passes, every object that is not there yet gets an ordinary job for the reads that are
 left, and the engine goes on as with any other.
 

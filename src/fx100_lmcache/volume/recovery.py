@@ -177,7 +177,7 @@ def _read_tables(
     Rows that cannot be read are empty in the views, and are added to ``unreadable``.
 
     Threads only read. What is parsed stays in one thread: several would fight for the
-    interpreter's lock (measured: a third more CPU time), and keep the memory that they freed.
+    interpreter's lock, and keep the memory that they freed.
     """
     slots = max(_READ_BYTES // geometry.inode_bytes, 1)
     longest = max(shape.slots_per_shard for shape in geometry.members)
