@@ -72,7 +72,7 @@ def _ours(members: int, **sections: Any) -> dict[str, Any]:
 
     def prepare(home: Path, sizing: Sizing) -> None:
         from fx100_lmcache import config as settings
-        from fx100_lmcache.mount import format_members, plan_format
+        from fx100_lmcache.volume.format import format_members, plan_format
 
         share = (sizing.capacity_bytes // members * 21 // 20 + (2 << 20)) // 4096 * 4096
         if sizing.devices:
@@ -84,7 +84,7 @@ def _ours(members: int, **sections: Any) -> dict[str, Any]:
             ]
         whole = {
             "volume": {"members": listed, "object": sizing.chunk_bytes},
-            "identity": {"namespaces": {MODEL: "benchmark"}},
+            "identity": {"model_tags": {MODEL: "benchmark"}},
             **sections,
         }
         config_path(home).write_text(yaml.safe_dump(whole))

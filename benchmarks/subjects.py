@@ -15,7 +15,7 @@ from fx100_lmcache.members.device import create_file, open_member
 from fx100_lmcache.ondisk.chunk_meta import ChunkMeta, Layout, Scope
 from fx100_lmcache.ondisk.geometry import plan_geometry
 from fx100_lmcache.store import LoadItem, LoadResult, PutItem, PutResult, Store, StoreOptions
-from fx100_lmcache.volume.volume import format_volume
+from fx100_lmcache.volume.format import format_volume
 
 SCOPE = Scope("mp", "benchmark/model", 1)
 WAIT_S = 120.0

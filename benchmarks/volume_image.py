@@ -6,8 +6,9 @@ from pathlib import Path
 from fx100_lmcache.members.device import open_member
 from fx100_lmcache.ondisk.chunk_meta import ChunkMeta, Layout, Scope
 from fx100_lmcache.ondisk.geometry import BLOCK_BYTES, MAX_FRAME_BLOCKS, Geometry, plan_geometry
-from fx100_lmcache.ondisk.inode import InodePlace, pack_inode, pack_location
-from fx100_lmcache.volume.volume import format_volume
+from fx100_lmcache.ondisk.inode import InodePlace, pack_inode
+from fx100_lmcache.ondisk.location import pack_location
+from fx100_lmcache.volume.format import format_volume
 
 MEMBERS = 4
 PIECES = 8

@@ -32,7 +32,7 @@ def write_config(directory: Path, model: str) -> Path:
     ]
     config = {
         "volume": {"members": members, "object": CHUNK_TOKENS * KV_BYTES_PER_TOKEN},
-        "identity": {"namespaces": {model: "demo"}},
+        "identity": {"model_tags": {model: "demo"}},
     }
     path = directory / "fx100.yaml"
     path.write_text(yaml.safe_dump(config, sort_keys=False))

@@ -1,6 +1,9 @@
 """One line for a burst of failures, however many there are."""
 
 import logging
+from typing import Any
+
+import pytest
 
 from fx100_lmcache.burst_log import BURST_S, SHOWN, BurstLog
 from fx100_lmcache.testing.clock import SimulatedClock
@@ -8,11 +11,13 @@ from fx100_lmcache.testing.clock import SimulatedClock
 log = logging.getLogger(__name__)
 
 
-def lines(caplog):
+def lines(caplog: pytest.LogCaptureFixture) -> Any:
     return [record.getMessage() for record in caplog.records]
 
 
-def test_the_first_is_told_at_once_and_the_rest_with_the_next_burst(caplog):
+def test_the_first_is_told_at_once_and_the_rest_with_the_next_burst(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     clock = SimulatedClock()
     burst = BurstLog(log, "device 1", clock=clock)
     for _ in range(1000):
@@ -25,7 +30,7 @@ def test_the_first_is_told_at_once_and_the_rest_with_the_next_burst(caplog):
     ]
 
 
-def test_a_line_stays_short(caplog):
+def test_a_line_stays_short(caplog: pytest.LogCaptureFixture) -> None:
     clock = SimulatedClock()
     burst = BurstLog(log, "device 1", clock=clock)
     for number in range(100):

@@ -83,7 +83,7 @@ def test_a_context_shorter_than_a_chunk_restores_nothing() -> None:
 @pytest.mark.parametrize("field", ["tokens", "concurrency", "array_bytes_per_s", "ports"])
 def test_numbers_must_be_positive(field: str) -> None:
     with pytest.raises(ValueError, match=field):
-        make_plan(replace(WORK, **{field: 0}))
+        make_plan(replace(WORK, **{field: 0}))  # type: ignore[arg-type]
 
 
 def test_the_median_of_a_queue() -> None:

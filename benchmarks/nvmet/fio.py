@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import xxhash
@@ -31,6 +32,7 @@ from fx100_lmcache.config import load
 from fx100_lmcache.mount import Mounted, mount
 from fx100_lmcache.nvmf.plan import HostIdentity
 from fx100_lmcache.store import LoadItem, PutItem
+from fx100_lmcache.store.types import LoadResult
 from fx100_lmcache.testing.harness import META, digest_of
 from support.nvmet_store import MIB, Array, bytes_of
 from support.nvmet_target import Target, sh
@@ -56,7 +58,7 @@ def fill(mounted: Mounted, names: list[str]) -> None:
     for name in names:
         buffer, done = buffer_of(CHUNK_BYTES), threading.Event()
         buffer.view[:CHUNK_BYTES] = bytes_of(name, CHUNK_BYTES)
-        mounted.store.put([PutItem(digest_of(name), META, buffer)], lambda _, d=done: d.set())
+        mounted.store.put([PutItem(digest_of(name), META, buffer)], partial(_set, done))
         assert done.wait(LIMIT_S)
 
 
@@ -68,14 +70,24 @@ def ours(mounted: Mounted, names: list[str], buffers: list[IoBuffer]) -> float:
     return LOOPS * len(names) * CHUNK_BYTES / (time.perf_counter() - start) / 1e9
 
 
+def _set(done: threading.Event, _: object) -> None:
+    done.set()
+
+
 def load_all(mounted: Mounted, names: list[str], buffers: list[IoBuffer]) -> None:
     """Load them all at once, and check that all came."""
-    results, done = [], threading.Event()
+    results: list[LoadResult] = []
+    done = threading.Event()
+
+    def answered(found: list[LoadResult]) -> None:
+        results.extend(found)
+        done.set()
+
     items = [
         LoadItem(digest_of(name), buffer, lambda _m, _n: True)
         for name, buffer in zip(names, buffers, strict=True)
     ]
-    mounted.store.load(items, lambda r: (results.extend(r), done.set()), hold=True)
+    mounted.store.load(items, answered, hold=True)
     assert done.wait(LIMIT_S)
     assert all(result.length == CHUNK_BYTES for result in results)
 

@@ -14,8 +14,8 @@ import os
 import statistics
 import sys
 
-from benchmarks.nvmet.fio import wire
-from benchmarks.nvmet.setup import CHUNK_BYTES, Contender, available, contenders
+from benchmarks.nvmet.fio import CHUNK_BYTES, wire
+from benchmarks.nvmet.setup import Contender, available, contenders
 
 
 def measure(found: list[Contender], chunks: range, rounds: int) -> dict[str, object]:

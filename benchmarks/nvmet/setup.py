@@ -91,7 +91,7 @@ def _ours(array: Array, home: Path, sizing: Sizing) -> Iterator[Sizing]:
     array.configure(
         members=MEMBERS,
         volume={"object": CHUNK_BYTES},
-        identity={"namespaces": {MODEL: "lab"}},
+        identity={"model_tags": {MODEL: "lab"}},
         io={"direct": "require"},
         deadlines={"load": "10s", "store": "60s", "probe_interval": "1s"},  # the defaults
     )

@@ -1,4 +1,4 @@
-"""Every counter of the store and of its two faces, with what it counts.
+"""Every counter of the store and of its two adapters, with what it counts.
 
 All of them are there from zero, in `Store.status`, in ``report_status`` and as metrics. A new one
 takes one line here and one in ``docs/metrics.md``. A name that ends in ``_errors`` counts defects:
@@ -68,9 +68,9 @@ STORE: Mapping[str, str] = {
 }
 """Counters of `Store.status`, under ``counts``."""
 
-_FACES: Mapping[str, str] = {
+_ADAPTERS: Mapping[str, str] = {
     "keys_refused_malformed": "keys that are none of LMCache's; see the log",
-    "keys_refused_no_namespace": "keys of models that `identity.require_namespace` shuts out",
+    "keys_refused_no_model_tag": "keys of models that `identity.require_model_tag` shuts out",
     "keys_refused_scope": "keys with a field longer than an inode takes",
     "call_errors": "defects in calls, answered as a miss; see the log",
     "load_errors": "defects while loading; see the log",
@@ -78,7 +78,7 @@ _FACES: Mapping[str, str] = {
 }
 
 ADAPTER: Mapping[str, str] = {
-    **_FACES,
+    **_ADAPTERS,
     "keys_refused_long_hash": "mp: keys with a chunk hash of more than 32 bytes",
     "store_tasks_done": "mp: store tasks that succeeded",
     "store_tasks_failed": "mp: store tasks with an object that was not stored",
@@ -93,7 +93,7 @@ ADAPTER: Mapping[str, str] = {
 """Counters of ``lmcache server``, under ``adapter_counts``."""
 
 PLUGIN: Mapping[str, str] = {
-    **_FACES,
+    **_ADAPTERS,
     "keys_refused_tags": "worker: keys with a request tag that cannot be hashed",
     "callback_errors": "worker: callbacks of LMCache that failed; see the log",
     "layer_load_failures": "worker: layers not loaded; vLLM was told, or the engine stopped",

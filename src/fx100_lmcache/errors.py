@@ -1,8 +1,8 @@
 """Errors that a person can act on.
 
 Every message says what happened, to which device or key, and what to do. None of these reaches
-vLLM or LMCache: the faces turn them into misses, log lines and counters. The one exception is
-``LayerLoadError`` of the in-process face, without which vLLM would go on with wrong KV.
+vLLM or LMCache: the adapters turn them into misses, log lines and counters. The one exception is
+``LayerLoadError`` of the in-process adapter, without which vLLM would go on with wrong KV.
 """
 
 from __future__ import annotations

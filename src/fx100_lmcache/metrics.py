@@ -1,4 +1,4 @@
-"""Prometheus metrics of a store, for both faces.
+"""Prometheus metrics of a store, for both adapters.
 
 The metrics are ordinary ``prometheus_client`` objects in the default registry, so they appear
 where the host process shows its own: at ``/metrics`` of LMCache's server, and beside vLLM's where
@@ -139,7 +139,7 @@ class MetricsPublisher:
     Parameters
     ----------
     status : callable
-        Returns `Store.status`, with what the face adds to it: ``adapter_counts``,
+        Returns `Store.status`, with what the adapter adds to it: ``adapter_counts``,
         ``plugin_counts``, ``put_queue_bytes``.
     labels : tuple of str
         Values of `COMMON_LABELS`.

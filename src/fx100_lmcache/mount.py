@@ -1,12 +1,11 @@
-"""From a configuration to an open store, and to a newly formatted volume."""
+"""From a configuration to an open store."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,37 +13,22 @@ from fx100_lmcache.config import Config
 from fx100_lmcache.engine.engine import LaneEngine
 from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.engine.native_lane import native_available
-from fx100_lmcache.errors import FX100Error, MemberOpenError, SectorSizeError, VolumeError
-from fx100_lmcache.members.allocation import Allocation, allocation_of
+from fx100_lmcache.errors import FX100Error, VolumeError
 from fx100_lmcache.members.base import Member
-from fx100_lmcache.members.device import DeviceMember, create_file, open_member, write_through
+from fx100_lmcache.members.device import open_member
 from fx100_lmcache.nvmf.errors import NvmeError
 from fx100_lmcache.nvmf.reconnect import PathWatch
-from fx100_lmcache.ondisk.geometry import Geometry, plan_geometry
 from fx100_lmcache.store import Store, StoreOptions
 from fx100_lmcache.volume.claim import ClaimTiming
 from fx100_lmcache.volume.opening import (
     device_name,
     hold_label,
     locate,
-    member_paths,
     name_of,
-    open_members,
-    open_to_format,
-    refuse_dev,
-    silent_devices,
-    silent_error,
+    open_volume,
     watch_paths,
 )
-from fx100_lmcache.volume.volume import (
-    Contents,
-    Volume,
-    assemble,
-    check_formattable,
-    contents_of,
-    format_volume,
-    read_label,
-)
+from fx100_lmcache.volume.volume import Volume, read_label
 
 log = logging.getLogger(__name__)
 
@@ -84,42 +68,6 @@ class Mounted:
             for index in range(len(self.volume.members)):
                 self.engine.member(index).close()
         return left
-
-
-@dataclass(frozen=True, slots=True)
-class FormatPlan:
-    """What `format` is about to do.
-
-    Attributes
-    ----------
-    create : tuple of (path, bytes)
-        Files that do not exist yet.
-    members : tuple of (name, bytes, logical block size)
-        In stripe order, including those to be created.
-    contents : tuple of Contents
-        What each member holds now.
-    allocations : tuple of Allocation
-        What the storage below really has of each; a file to be created will be all there.
-    """
-
-    create: tuple[tuple[Path, int], ...]
-    members: tuple[tuple[str, int, int], ...]
-    geometry: Geometry
-    contents: tuple[Contents, ...]
-    allocations: tuple[Allocation, ...]
-
-
-def open_volume(config: Config, *, exclusive: bool = False, read_only: bool = False) -> Volume:
-    """Open the members and assemble the volume by their labels."""
-    members = open_members(config, exclusive=exclusive, read_only=read_only)
-    try:
-        return assemble(members)
-    except BaseException as problem:
-        for member in members:
-            member.close()
-        if isinstance(problem, OSError):
-            raise VolumeError(f"the volume cannot be read: {problem}") from problem
-        raise
 
 
 def mount(
@@ -265,141 +213,3 @@ class _Probe:
         except (FX100Error, OSError):
             return False
         return label.volume == self._label.volume and label.index == index
-
-
-def plan_format(config: Config, *, allocate: bool = False) -> FormatPlan:
-    """Work out a new volume without writing anything.
-
-    Parameters
-    ----------
-    allocate : bool
-        All of every member is to be written, so there must be room for it.
-
-    Raises
-    ------
-    VolumeError
-        If a member is too small, or cannot be opened.
-    MemberOpenError
-        If a file system has no room for what is to be written.
-    ClaimError
-        If a member is in use.
-    """
-    create, described, contents, allocations = [], [], [], []
-    room: list[tuple[Path, int]] = []
-    paths = member_paths(config)
-    for path in silent_devices(paths):
-        raise silent_error(path)
-    with contextlib.ExitStack() as opened:
-        for path, member in zip(paths, config.volume.members, strict=True):
-            if not path.exists() and member.size_bytes is not None:
-                refuse_dev(path)
-                create.append((path, member.size_bytes))
-                described.append((str(path), member.size_bytes, 512))
-                contents.append(Contents("nothing"))
-                allocations.append(Allocation(member.size_bytes, thin=False))
-                room.append((path, member.size_bytes))
-                continue
-            device = open_to_format(config, path)
-            opened.callback(device.close)
-            described.append(_describe(device))
-            contents.append(contents_of(device))
-            allocations.append(allocation_of(device))
-            there = allocations[-1].allocated_bytes
-            if allocate and path.is_file() and there is not None:
-                room.append((path, device.size_bytes - there))
-    _check_room(room)
-    return FormatPlan(
-        tuple(create),
-        tuple(described),
-        _geometry(config, described),
-        tuple(contents),
-        tuple(allocations),
-    )
-
-
-def _describe(member: DeviceMember) -> tuple[str, int, int]:
-    return member.name, member.size_bytes, member.logical_block_bytes
-
-
-def _geometry(config: Config, described: Sequence[tuple[str, int, int]]) -> Geometry:
-    align = max(block for _, _, block in described)
-    if align > 4096:
-        raise SectorSizeError(f"logical blocks of {align} bytes; at most 4096 are supported")
-    return plan_geometry(
-        [size for _, size, _ in described],
-        object_bytes=config.volume.object_bytes,
-        shards=config.volume.shards,
-        inode_bytes=config.volume.inode_bytes,
-        bytes_per_inode=config.volume.bytes_per_inode,
-        io_align_bytes=align,
-        names=[name for name, _, _ in described],
-    )
-
-
-def _check_room(room: Sequence[tuple[Path, int]]) -> None:
-    """Raise if the file systems of some files lack the bytes that each still needs."""
-    wanted: dict[int, tuple[Path, int]] = {}
-    for path, size in room:
-        home = path.parent
-        while not home.exists():
-            home = home.parent
-        device = home.stat().st_dev
-        wanted[device] = (home, wanted.get(device, (home, 0))[1] + size)
-    for home, size in wanted.values():
-        stat = os.statvfs(home)
-        free = stat.f_bavail * stat.f_frsize
-        if size > free:
-            raise MemberOpenError(
-                f"{home} has {free} bytes free, the members need {size}; nothing was "
-                "created or written"
-            )
-
-
-def format_members(
-    config: Config,
-    plan: FormatPlan,
-    *,
-    force: bool = False,
-    allocate: bool = False,
-    progress: Callable[[int], None] | None = None,
-) -> Volume:
-    """Create missing files and write the volume; the caller closes the members.
-
-    Parameters
-    ----------
-    allocate : bool
-        Write zeros over all of what is there already, before anything else.
-    progress : callable or None
-        Called with the number of zeros just written.
-
-    Raises
-    ------
-    ForeignDataError
-        If a member holds something else; nothing was written then.
-    ClaimError
-        If the volume that is there is in use.
-    """
-    paths = member_paths(config)
-    new = dict(plan.create)
-    with contextlib.ExitStack() as undo:
-        opened = {}
-        for path in paths:
-            if path not in new:
-                opened[path] = open_to_format(config, path)
-                undo.callback(opened[path].close)
-                check_formattable(opened[path], force=force)
-        for path, size in plan.create:
-            create_file(path, size, progress)
-            undo.callback(path.unlink, missing_ok=True)
-            opened[path] = open_to_format(config, path)
-            undo.callback(opened[path].close)
-        for path in paths if allocate else ():
-            if path not in new:
-                write_through(opened[path], progress)
-        members = [opened[path] for path in paths]
-        # anew, since a new file may need larger blocks than were planned for
-        geometry = _geometry(config, [_describe(member) for member in members])
-        format_volume(members, geometry, unix_s=int(time.time()))
-        volume = assemble(members)  # read back: two names of one device show now at the latest
-        undo.pop_all()
-    return volume

@@ -6,17 +6,19 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from fx100_lmcache import errors
 from fx100_lmcache.config import ConfigError
 from fx100_lmcache.members.base import Member
-from fx100_lmcache.mount import format_members, mount, plan_format
+from fx100_lmcache.mount import mount
 from fx100_lmcache.ondisk.geometry import plan_geometry
 from fx100_lmcache.testing.harness import value_of
 from fx100_lmcache.testing.memory import memory_members
-from fx100_lmcache.volume.volume import assemble, format_volume
+from fx100_lmcache.volume.format import format_members, format_volume, plan_format
+from fx100_lmcache.volume.volume import assemble
 from support.cli import MIB, Rig, fill, formatted, fx100, get, planned
 from support.situations import (
     SITUATIONS,
@@ -110,7 +112,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
 def test_a_missing_member_without_size(tmp_path: Path) -> None:
     rig = planned(tmp_path / "volume")
     rig.rewrite(rig.members)
-    refused(rig, "does not exist; correct `volume.members`, or give the member a `size`")
+    refused(rig, "does not exist do: correct `volume.members`, or give the member a `size`")
 
 
 def test_no_file_is_created_among_devices(tmp_path: Path) -> None:
@@ -167,7 +169,7 @@ def test_a_format_can_be_repeated_wherever_it_was_cut() -> None:
             self._left[0] -= 1
             return self._member.write_from(offset, buffer)
 
-    from fx100_lmcache.volume.volume import contents_of
+    from fx100_lmcache.volume.format import contents_of
 
     cuts = 0
     while True:
@@ -179,7 +181,7 @@ def test_a_format_can_be_repeated_wherever_it_was_cut() -> None:
             member.media[table : table + MIB] = b"x" * MIB
         try:
             left = [cuts]
-            format_volume([Cutting(m, left) for m in members], geometry, unix_s=2)
+            format_volume([cast(Member, Cutting(m, left)) for m in members], geometry, unix_s=2)
             break
         except CutError:
             cuts += 1

@@ -57,7 +57,7 @@ def test_a_read_only_file(rig: Rig) -> None:
     before = rig.contents()
     refused = fx100_process("format", rig.config, "--yes", prefix=prefix)
     assert refused.returncode == 1
-    assert f"{rig.members[1]}: Permission denied; run as a user that may" in refused.stderr
+    assert f"{rig.members[1]}: Permission denied\n  do: run as a user that may" in refused.stderr
     status = fx100_process("status", rig.config, prefix=prefix)
     assert status.returncode == 1
     assert "cannot be written by this user" in status.stdout

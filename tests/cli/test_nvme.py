@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ from fx100_lmcache.nvmf.address import FabricAddress
 from fx100_lmcache.nvmf.causes import explain
 from fx100_lmcache.nvmf.namespace_id import NamespaceIdentity
 from fx100_lmcache.nvmf.parse import DISCOVERY_NQN
+from fx100_lmcache.nvmf.resolve import find
 from fx100_lmcache.nvmf.runner import NvmeCli, Output
 from fx100_lmcache.nvmf.snapshot import Controller, Namespace, NamespacePath, Snapshot, Subsystem
-from support.cli import fx100
+from support.cli import Owner, Rig, fx100
 
 HOST_ID = "f0100000-1ab0-4000-8000-000000000001"
 HOST_NQN = f"nqn.2014-08.org.nvmexpress:uuid:{HOST_ID}"
@@ -115,21 +118,23 @@ class FakeCli(NvmeCli):
 
 
 @pytest.fixture
-def machine(monkeypatch) -> Machine:
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
     monkeypatch.setattr(nvme, "Sysfs", lambda: FakeSysfs(made))
     monkeypatch.setattr(nvme, "NvmeCli", lambda: FakeCli(made))
 
-    async def resolve(identity, sysfs, timeout_s=0.0):  # without its look at /dev
-        return nvme.find(await sysfs.snapshot(), identity)
+    async def resolve(
+        identity: Any, sysfs: Any, timeout_s: float = 0.0
+    ) -> Any:  # without its look at /dev
+        return find(await sysfs.snapshot(), identity)
 
     monkeypatch.setattr(nvme, "resolve", resolve)
-    monkeypatch.setattr(nvme.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
     return made
 
 
 @pytest.fixture
-def config(tmp_path) -> Path:
+def config(tmp_path: Path) -> Path:
     return write(tmp_path / "fx100.yaml")
 
 
@@ -147,7 +152,9 @@ def write(path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_discover_asks_every_address_and_marks_what_is_configured(machine, config):
+def test_discover_asks_every_address_and_marks_what_is_configured(
+    machine: Machine, config: Path
+) -> None:
     machine.offered = [ARRAY, OTHER]
 
     shown = fx100("nvme", "discover", config)
@@ -161,7 +168,9 @@ def test_discover_asks_every_address_and_marks_what_is_configured(machine, confi
     assert all(f"--hostnqn={HOST_NQN}" in arguments for arguments in asked)
 
 
-def test_discover_fails_where_nobody_answers_or_the_subsystem_is_not_offered(machine, config):
+def test_discover_fails_where_nobody_answers_or_the_subsystem_is_not_offered(
+    machine: Machine, config: Path
+) -> None:
     machine.dead = {"10.0.0.1"}
     machine.offered = [OTHER]
 
@@ -175,7 +184,7 @@ def test_discover_fails_where_nobody_answers_or_the_subsystem_is_not_offered(mac
     assert told[1]["error"] is None
 
 
-def test_connect_twice_changes_nothing_the_second_time(machine, config):
+def test_connect_twice_changes_nothing_the_second_time(machine: Machine, config: Path) -> None:
     first = fx100("nvme", "connect", config)
     ran = len(machine.ran)
     second = fx100("nvme", "connect", config)
@@ -188,11 +197,15 @@ def test_connect_twice_changes_nothing_the_second_time(machine, config):
     assert len(machine.ran) == ran
 
 
-def test_connect_tries_again_for_as_long_as_it_may_wait(machine, config, monkeypatch):
+def test_connect_tries_again_for_as_long_as_it_may_wait(
+    machine: Machine, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     machine.dead = {"10.0.0.1", "10.0.0.2"}
     asked = []
 
-    def wait_for_members(settings, wait_s, say, *, missing, connect):
+    def wait_for_members(
+        settings: Any, wait_s: Any, say: Any, *, missing: Any, connect: Any
+    ) -> None:
         asked.append((wait_s, connect, missing()))
         machine.dead.clear()
 
@@ -210,7 +223,7 @@ def test_connect_tries_again_for_as_long_as_it_may_wait(machine, config, monkeyp
 
 
 @pytest.mark.parametrize("command", ["connect", "disconnect"])
-def test_dry_run_only_says_what_it_would_do(machine, config, command):
+def test_dry_run_only_says_what_it_would_do(machine: Machine, config: Path, command: str) -> None:
     if command == "disconnect":
         machine.controllers = [controller("nvme0", "10.0.0.1")]
 
@@ -221,7 +234,9 @@ def test_dry_run_only_says_what_it_would_do(machine, config, command):
     assert machine.ran == []
 
 
-def test_one_dead_path_is_an_exit_code_but_the_other_is_connected(machine, config):
+def test_one_dead_path_is_an_exit_code_but_the_other_is_connected(
+    machine: Machine, config: Path
+) -> None:
     machine.dead = {"10.0.0.1"}
 
     result = fx100("nvme", "connect", config)
@@ -231,7 +246,7 @@ def test_one_dead_path_is_an_exit_code_but_the_other_is_connected(machine, confi
     assert [each.address.traddr for each in machine.controllers] == ["10.0.0.2"]
 
 
-def test_connect_fails_when_a_member_does_not_appear(machine, config):
+def test_connect_fails_when_a_member_does_not_appear(machine: Machine, config: Path) -> None:
     machine.namespaces = []
 
     result = fx100("nvme", "connect", config)
@@ -240,7 +255,7 @@ def test_connect_fails_when_a_member_does_not_appear(machine, config):
     assert f"namespace not found: nguid {NGUID}" in result.stderr
 
 
-def test_disconnect_removes_and_then_has_nothing_to_do(machine, config):
+def test_disconnect_removes_and_then_has_nothing_to_do(machine: Machine, config: Path) -> None:
     machine.controllers = [controller("nvme0", "10.0.0.1")]
 
     first, second = (fx100("nvme", "disconnect", config) for _ in range(2))
@@ -250,7 +265,9 @@ def test_disconnect_removes_and_then_has_nothing_to_do(machine, config):
     assert "nothing to do" in second.stdout
 
 
-def test_disconnect_refuses_a_volume_in_use_unless_forced(machine, tmp_path, rig, owner):
+def test_disconnect_refuses_a_volume_in_use_unless_forced(
+    machine: Machine, tmp_path: Path, rig: Rig, owner: Callable[..., Owner]
+) -> None:
     config = write(
         tmp_path / "nvme.yaml", volume={"members": [{"path": str(m)} for m in rig.members]}
     )
@@ -266,7 +283,7 @@ def test_disconnect_refuses_a_volume_in_use_unless_forced(machine, tmp_path, rig
     assert not machine.controllers
 
 
-def test_list_names_members_and_paths(machine, config):
+def test_list_names_members_and_paths(machine: Machine, config: Path) -> None:
     machine.controllers = [
         controller("nvme0", "10.0.0.1"),
         controller("nvme1", "10.0.0.2", "connecting"),
@@ -289,7 +306,7 @@ def test_list_names_members_and_paths(machine, config):
     assert told["missing"] == []
 
 
-def test_list_says_which_member_is_missing(machine, config):
+def test_list_says_which_member_is_missing(machine: Machine, config: Path) -> None:
     result = fx100("nvme", "list", config, "--json")
 
     assert result.exit_code == 1
@@ -299,7 +316,7 @@ def test_list_says_which_member_is_missing(machine, config):
     assert "volume.members[0]" in fx100("nvme", "list", config).stdout
 
 
-def test_check_is_content_with_good_settings(machine, config):
+def test_check_is_content_with_good_settings(machine: Machine, config: Path) -> None:
     machine.controllers = [controller("nvme0", "10.0.0.1"), controller("nvme1", "10.0.0.2")]
     machine.namespaces = [namespace("nvme0", "nvme1")]
 
@@ -310,7 +327,7 @@ def test_check_is_content_with_good_settings(machine, config):
     assert any("fails after 2 s" in each["what"] for each in told["findings"])
 
 
-def test_check_explains_a_stall_that_nothing_bounds(machine, config):
+def test_check_explains_a_stall_that_nothing_bounds(machine: Machine, config: Path) -> None:
     unbounded = replace(controller("nvme0", "10.0.0.1"), fast_io_fail_s=-1)
     machine.controllers = [unbounded, controller("nvme1", "10.0.0.2")]
 
@@ -321,7 +338,7 @@ def test_check_explains_a_stall_that_nothing_bounds(machine, config):
     assert "do: echo 5 > /sys/class/nvme/nvme0/fast_io_fail_tmo" in result.stdout
 
 
-def test_check_counts_a_missing_member_as_a_problem(machine, config):
+def test_check_counts_a_missing_member_as_a_problem(machine: Machine, config: Path) -> None:
     machine.controllers = [controller("nvme0", "10.0.0.1"), controller("nvme1", "10.0.0.2")]
     machine.namespaces = []
 
@@ -332,7 +349,9 @@ def test_check_counts_a_missing_member_as_a_problem(machine, config):
     assert "connect its subsystem" in finding["do"]
 
 
-def test_check_does_not_judge_what_the_configuration_does_not_name(machine, config):
+def test_check_does_not_judge_what_the_configuration_does_not_name(
+    machine: Machine, config: Path
+) -> None:
     machine.controllers = [controller("nvme0", "10.0.0.1"), controller("nvme1", "10.0.0.2")]
     spare = replace(namespace("nvme0", name="nvme0n2", nguid="f" * 32), lba_bytes=520)
     machine.namespaces = [namespace("nvme0", "nvme1"), spare]
@@ -353,7 +372,9 @@ def test_check_does_not_judge_what_the_configuration_does_not_name(machine, conf
     assert f"not judged, as not of this volume: nvme-subsys5 ({OTHER}): nvme5 tcp" in shown.stdout
 
 
-def test_check_judges_the_subsystem_of_a_member_that_no_section_names(machine, tmp_path):
+def test_check_judges_the_subsystem_of_a_member_that_no_section_names(
+    machine: Machine, tmp_path: Path
+) -> None:
     machine.controllers = [replace(controller("nvme0", "10.0.0.1"), fast_io_fail_s=-1)]
     config = write(tmp_path / "found.yaml", nvme=None)
 
@@ -365,7 +386,9 @@ def test_check_judges_the_subsystem_of_a_member_that_no_section_names(machine, t
 
 
 @pytest.mark.parametrize("command", ["discover", "connect", "disconnect"])
-def test_without_a_section_nvme_there_is_nothing_to_do(machine, tmp_path, command):
+def test_without_a_section_nvme_there_is_nothing_to_do(
+    machine: Machine, tmp_path: Path, command: str
+) -> None:
     config = write(tmp_path / "plain.yaml", nvme=None)
 
     result = fx100("nvme", command, config)
@@ -374,7 +397,7 @@ def test_without_a_section_nvme_there_is_nothing_to_do(machine, tmp_path, comman
     assert "no section nvme" in result.stderr
 
 
-def test_check_without_nvme_of_says_so(machine, tmp_path):
+def test_check_without_nvme_of_says_so(machine: Machine, tmp_path: Path) -> None:
     config = write(tmp_path / "files.yaml", nvme=None, volume={"members": [{"path": "/tmp/x"}]})
 
     result = fx100("nvme", "check", config)

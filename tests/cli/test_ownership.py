@@ -35,7 +35,7 @@ def test_format_is_refused_under_a_living_store(rig: Rig, owner: StartOwner) -> 
         result = fx100_process("format", rig.config, "--yes", *options)
         assert result.returncode == 1
         assert f"pid={first.pid} " in result.stderr
-        assert "Stop that process first" in result.stderr
+        assert "stop that process first" in result.stderr
     assert rig.unclaimed() == before
     assert first.tell("check", "a", LENGTH) == "right"
     first.kill()

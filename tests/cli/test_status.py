@@ -58,7 +58,9 @@ def test_json_fields_are_stable_and_documented(rig: Rig) -> None:
     }
     assert set(report["usage"]) == USAGE_FIELDS
     rig.members[0].unlink()
-    assert set(rig.status()["problems"][0]) == {"what", "why", "do", "member"}
+    assert set(rig.status()["problems"][0]) == {
+        *("severity", "subject", "what", "why", "do", "member"),
+    }
     text = " ".join(fx100("status", "--help").stdout.replace("│", "").split())
     for name in {*report, *MEMBER_FIELDS, *USAGE_FIELDS, "holder", "epoch", "still_s", "why"}:
         assert name in text, name

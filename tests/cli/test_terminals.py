@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         members = [{"path": f"{member}-{n}", "size": "1MiB"} for n in range(2)]
         document = {
             "volume": {"members": members, "object": "64KiB"},
-            "identity": {"namespaces": {"mod\u00e8le": "\u65e5\u672c"}},
+            "identity": {"model_tags": {"mod\u00e8le": "\u65e5\u672c"}},
             "nvme": nvme,
         }
         (base / f"{name}.yaml").write_text(yaml.safe_dump(document))

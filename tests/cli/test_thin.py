@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fx100_lmcache import mount as mounting
 from fx100_lmcache.admin.inspect import inspect
 from fx100_lmcache.doctor.volume import check_volume
+from fx100_lmcache.findings import Severity
 from fx100_lmcache.members import allocation
 from fx100_lmcache.members.allocation import UNKNOWN, Allocation
 from fx100_lmcache.members.device import open_member
 from fx100_lmcache.mount import mount
-from fx100_lmcache.nvmf.check import Severity
 from fx100_lmcache.testing.harness import value_of
 from support.cli import MIB, Rig, fill, formatted, fx100, get, planned, put, write_config
 
@@ -103,7 +102,7 @@ def test_allocate_without_room_writes_nothing(
         f_frsize = 1
         f_bavail = property(lambda _: room[0])
 
-    monkeypatch.setattr(mounting.os, "statvfs", lambda _: Stat())
+    monkeypatch.setattr(os, "statvfs", lambda _: Stat())
     refused = fx100("format", rig.config, "--yes", "--allocate")
     assert refused.exit_code == 1
     assert f"has {8 * MIB - 4096} bytes free, the members need {8 * MIB}" in words(refused.stderr)
@@ -185,7 +184,7 @@ def test_what_sysfs_says_of_devices(
     path.write_bytes(bytes(8 * MIB))
     member = open_member(path)
     found = os.stat_result((0o060600, 0, 0, 1, 0, 0, 0, 0, 0, 0), {"st_rdev": os.makedev(259, 3)})
-    monkeypatch.setattr(allocation.os, "fstat", lambda _: found)
+    monkeypatch.setattr(os, "fstat", lambda _: found)
     assert allocation.allocation_of(member, tmp_path) == expected
     member.close()
     assert allocation.allocation_of(member) == UNKNOWN

@@ -7,12 +7,13 @@ import pytest
 
 from fx100_lmcache.admin import scrub
 from fx100_lmcache.admin.scrub import Scrubber, ScrubResult
+from fx100_lmcache.buffers import zero_buffer
 from fx100_lmcache.engine.engine import LaneEngine
 from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.errors import VolumeError
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.ondisk.geometry import LABEL_BYTES
-from fx100_lmcache.ondisk.inode import unpack_location
+from fx100_lmcache.ondisk.location import unpack_location
 from fx100_lmcache.testing.harness import Rig as MemoryRig
 from fx100_lmcache.testing.harness import digest_of, value_of
 from fx100_lmcache.testing.memory import Fault, MemoryMember
@@ -126,7 +127,7 @@ def test_several_in_flight_in_bounded_memory(
     memory: MemoryRig, engines: list[LaneEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    real = scrub.zero_buffer
+    real = zero_buffer
 
     def counted(size: int) -> object:
         made.append(size)

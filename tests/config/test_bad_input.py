@@ -1,6 +1,7 @@
 import contextlib
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -51,7 +52,7 @@ def problems(text: str) -> list[tuple[str, str | None, str, int | None]]:
         ("[" * 5000, "cannot be read as YAML", None),
     ],
 )
-def test_what_is_no_configuration(text, allowed, line):
+def test_what_is_no_configuration(text: Any, allowed: str, line: int | None) -> None:
     [(where, _, found, found_line)] = problems(text)
     assert where == ""
     assert allowed in found
@@ -67,41 +68,41 @@ def test_what_is_no_configuration(text, allowed, line):
         (MEMBER + "identity: {namespaces: {m: a,\n  m: b}}\n", 3),
     ],
 )
-def test_a_field_given_twice(text, line):
+def test_a_field_given_twice(text: Any, line: int) -> None:
     [(_, _, allowed, found_line)] = problems(text)
     assert "is given twice, first in line" in allowed
     assert found_line == line
 
 
-def test_missing_file(tmp_path):
+def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent.yaml.*\n.*No such file"):
         load(tmp_path / "absent.yaml")
 
 
-def test_directory(tmp_path):
+def test_directory(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a directory"):
         load(tmp_path)
 
 
-def test_file_name_with_a_nul():
+def test_file_name_with_a_nul() -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load("a\0b")
 
 
-def test_not_utf8(tmp_path):
+def test_not_utf8(tmp_path: Path) -> None:
     file = tmp_path / "latin1.yaml"
     file.write_bytes(MEMBER.encode() + "# é\n".encode("latin-1"))
     with pytest.raises(ConfigError, match=f"is not UTF-8 text: see byte {len(MEMBER) + 2}"):
         load(file)
 
 
-def test_a_byte_order_mark_is_no_problem(tmp_path):
+def test_a_byte_order_mark_is_no_problem(tmp_path: Path) -> None:
     file = tmp_path / "bom.yaml"
     file.write_bytes(b"\xef\xbb\xbf" + MEMBER.encode())
     assert isinstance(load(file), Config)
 
 
-def test_a_device_given_by_mistake():
+def test_a_device_given_by_mistake() -> None:
     with pytest.raises(ConfigError, match="larger than 1MiB"):
         load("/dev/zero")
 
@@ -154,10 +155,10 @@ WRONG_VALUES = [
     ("space: {evict_batch_fraction: 0}", "space.evict_batch_fraction", "0", "from 0.0001 to 0.25"),
     ("space: {trigger_watermark: 0.98}", "space.trigger_watermark", "0.98", "1 - reserve_fraction"),
     ("space: {eviction_ratio: 0.9}", "space.eviction_ratio", "0.9", "from 0.001 to 0.5"),
-    ("identity: {namespaces: {m: 1.0}}", "identity.namespaces.m", "1.0", "put it in quotes"),
-    ("identity: {namespaces: {1: a}}", "identity.namespaces.1", "1", "put it in quotes"),
-    ("identity: {namespaces: [m]}", "identity.namespaces", "['m']", "mapping of names to text"),
-    ("identity: {require_namespace: yes}", "identity.require_namespace", "'yes'", "true or false"),
+    ("identity: {model_tags: {m: 1.0}}", "identity.model_tags.m", "1.0", "put it in quotes"),
+    ("identity: {model_tags: {1: a}}", "identity.model_tags.1", "1", "put it in quotes"),
+    ("identity: {model_tags: [m]}", "identity.model_tags", "['m']", "mapping of names to text"),
+    ("identity: {require_model_tag: yes}", "identity.require_model_tag", "'yes'", "true or false"),
     ("inprocess: {shard_base: 1}", "inprocess.shard_base", "1", "below volume.shards, 1"),
     ("inprocess: {shard_base: -1}", "inprocess.shard_base", "-1", "from 0 to 63"),
     ("metrics: {port: 65536}", "metrics.port", "65536", "from 1 to 65535"),
@@ -170,7 +171,7 @@ WRONG_VALUES = [
 
 
 @pytest.mark.parametrize(("text", "where", "value", "allowed"), WRONG_VALUES)
-def test_wrong_value(text, where, value, allowed):
+def test_wrong_value(text: Any, where: Any, value: Any, allowed: Any) -> None:
     if where is None:
         assert isinstance(parse(MEMBER + text, FILE), Config)
         return
@@ -230,14 +231,14 @@ WRONG_VOLUMES = [
 
 
 @pytest.mark.parametrize(("text", "where", "value", "allowed"), WRONG_VOLUMES)
-def test_wrong_volume(text, where, value, allowed):
+def test_wrong_volume(text: Any, where: Any, value: Any, allowed: Any) -> None:
     [(found_where, found_value, found_allowed, line)] = problems(text)
     assert (found_where, found_value) == (where, value)
     assert allowed in found_allowed
     assert line == 1
 
 
-def test_seventeen_members():
+def test_seventeen_members() -> None:
     members = ", ".join(f"{{path: m{number}}}" for number in range(17))
     [(where, *_)] = problems(f"volume: {{members: [{members}]}}")
     assert where == "volume.members"
@@ -266,7 +267,7 @@ WRONG_SUBSYSTEMS = [
 
 
 @pytest.mark.parametrize(("text", "where", "value", "allowed"), WRONG_SUBSYSTEMS)
-def test_wrong_subsystem(text, where, value, allowed):
+def test_wrong_subsystem(text: Any, where: Any, value: Any, allowed: Any) -> None:
     [(found_where, found_value, found_allowed, line)] = problems(NVME + text)
     assert (found_where, found_value) == (f"nvme.subsystems[0].{where}", value)
     assert allowed in found_allowed
@@ -283,7 +284,7 @@ def test_wrong_subsystem(text, where, value, allowed):
          "'00000000-0000-0000-0000-000000000000'", "is all zero"),
     ],
 )  # fmt: skip
-def test_wrong_host(text, where, value, allowed):
+def test_wrong_host(text: str, where: str, value: str | None, allowed: str) -> None:
     whole = NVME + "transport: loop}], " + text + "}"
     [(found_where, found_value, found_allowed, _)] = problems(whole)
     assert (found_where, found_value) == (where, value)
@@ -300,13 +301,13 @@ def test_wrong_host(text, where, value, allowed):
         ("io: {reader_thread: 4}", "io.reader_thread", "'reader_threads'"),
         ("io: {max_io_bytes: 4096}", "io.max_io_bytes", "'max_io'"),
         ("deadlines: {load_s: 4}", "deadlines.load_s", "'load'"),
-        ("identity: {namespace: {}}", "identity.namespace", "'namespaces'"),
+        ("identity: {model_tag: {}}", "identity.model_tag", "'model_tags'"),
         ("'*': {}", "*", None),
         ("nvme: {subsystems: [{subsystem_nqn: nqn.2024-01.x:a, transport: loop, adresses: []}]}",
          "nvme.subsystems[0].adresses", "'addresses'"),
     ],
 )  # fmt: skip
-def test_unknown_field(text, where, suggestion):
+def test_unknown_field(text: str, where: str, suggestion: str | None) -> None:
     [(found_where, value, allowed, line)] = problems(MEMBER + text)
     assert (found_where, value, line) == (where, None, 2)
     assert "unknown field" in allowed
@@ -317,7 +318,26 @@ def test_unknown_field(text, where, suggestion):
         assert "did you mean" not in allowed
 
 
-def test_unknown_field_of_a_member():
+@pytest.mark.parametrize(
+    ("text", "where", "words"),
+    [
+        ("identity: {namespaces: {m: 5}}", "identity.namespaces.m", "must be text"),
+        ("identity: {model_tags: {m: 5}}", "identity.model_tags.m", "must be text"),
+        ("identity: {require_namespace: 3}", "identity.require_namespace", "true or false"),
+        (
+            "identity: {namespaces: {}, model_tags: {}}",
+            "identity.namespaces",
+            "is the old name of 'model_tags', which is given, too",
+        ),
+    ],
+)
+def test_errors_name_a_field_as_the_file_does(text: str, where: str, words: str) -> None:
+    [(found_where, _, allowed, line)] = problems(MEMBER + text)
+    assert (found_where, line) == (where, 2)
+    assert words in allowed
+
+
+def test_unknown_field_of_a_member() -> None:
     [(where, _, allowed, line)] = problems("volume:\n  members:\n  - path: a\n    sise: 1GiB\n")
     assert (where, line) == ("volume.members[0].sise", 4)
     assert "did you mean 'size'? Allowed here: path, nvme, size" in allowed
@@ -333,7 +353,7 @@ def test_unknown_field_of_a_member():
         "io: [['DHHC-1:00:c2VjcmV0:']]",
     ],
 )
-def test_secrets_are_not_repeated(text):
+def test_secrets_are_not_repeated(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(MEMBER + text, FILE)
     assert "c2VjcmV0" not in str(caught.value)
@@ -342,7 +362,7 @@ def test_secrets_are_not_repeated(text):
 # ----- the error itself
 
 
-def test_everything_wrong_is_told_at_once():
+def test_everything_wrong_is_told_at_once() -> None:
     text = "volume:\n  members: [{path: 1}]\nio:\n  max_io: 1\n  engin: x\nmetrics: 5\n"
     found = {(where, line) for where, _, _, line in problems(text)}
     assert found == {
@@ -353,19 +373,19 @@ def test_everything_wrong_is_told_at_once():
     }
 
 
-def test_aliases_that_multiply_are_not_written_out():
+def test_aliases_that_multiply_are_not_written_out() -> None:
     lines = [f"a{level}: &a{level} [{f'*a{level - 1}, ' * 9}]" for level in range(1, 40)]
     text = MEMBER + "a0: &a0 [x]\n" + "\n".join(lines)
     assert len(problems(text)) == 40
 
 
-def test_long_values_are_shortened():
+def test_long_values_are_shortened() -> None:
     [(_, value, *_)] = problems(MEMBER + f"io: {{engine: {'x' * 5000}}}")
     assert value is not None
     assert len(value) < 200
 
 
-def test_config_error_is_ours_and_can_be_pickled():
+def test_config_error_is_ours_and_can_be_pickled() -> None:
     with pytest.raises(FX100Error) as caught:
         parse("", FILE)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
@@ -381,13 +401,13 @@ SECTIONS = st.sampled_from([*Config.model_fields, "other"])
 
 @ANY_SPEED
 @given(st.dictionaries(SECTIONS, YAML_VALUES | st.dictionaries(SECTIONS, YAML_VALUES), max_size=4))
-def test_any_document_is_a_config_or_a_config_error(document):
+def test_any_document_is_a_config_or_a_config_error(document: Any) -> None:
     with contextlib.suppress(ConfigError):
         parse(yaml.safe_dump(document, allow_unicode=True), FILE)
 
 
 @ANY_SPEED
 @given(st.text())
-def test_any_text_is_a_config_or_a_config_error(text):
+def test_any_text_is_a_config_or_a_config_error(text: Any) -> None:
     with contextlib.suppress(ConfigError):
         parse(text, FILE)

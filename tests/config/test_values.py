@@ -1,5 +1,6 @@
 import contextlib
 import math
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,7 +26,7 @@ ANY_SPEED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]
         ("1PiB", 1 << 50),
     ],
 )
-def test_sizes(written, size_bytes):
+def test_sizes(written: int | str, size_bytes: int) -> None:
     assert parse_size(written) == size_bytes
 
 
@@ -38,26 +39,26 @@ def test_sizes(written, size_bytes):
         "0.3KiB", "1.5", "1.5B", "1/2MiB", "8MiBit", "\u0668MiB", "nan", "inf", "9" * 5000,
     ],
 )  # fmt: skip
-def test_ambiguous_or_impossible_sizes_are_refused(written):
+def test_ambiguous_or_impossible_sizes_are_refused(written: Any) -> None:
     with pytest.raises(ValueError, match=r"size|unit|whole number of bytes"):
         parse_size(written)
 
 
-def test_an_ambiguous_unit_is_answered_with_the_units_that_exist():
+def test_an_ambiguous_unit_is_answered_with_the_units_that_exist() -> None:
     with pytest.raises(ValueError, match=r"'MB' is ambiguous or unknown: use B, KiB, MiB, GiB"):
         parse_size("8MB")
 
 
 @ANY_SPEED
 @given(st.integers(min_value=1, max_value=1 << 64))
-def test_size_round_trip(size_bytes):
+def test_size_round_trip(size_bytes: Any) -> None:
     assert parse_size(format_size(size_bytes)) == size_bytes
     assert parse_size(str(size_bytes)) == parse_size(size_bytes) == size_bytes
 
 
 @ANY_SPEED
 @given(st.integers(1, 10**6), st.sampled_from(sorted(SIZE_UNITS)))
-def test_size_round_trip_from_text(number, unit):
+def test_size_round_trip_from_text(number: Any, unit: Any) -> None:
     size_bytes = parse_size(f"{number}{unit}")
     assert size_bytes == number * SIZE_UNITS[unit]
     assert parse_size(format_size(size_bytes)) == size_bytes
@@ -65,7 +66,7 @@ def test_size_round_trip_from_text(number, unit):
 
 @ANY_SPEED
 @given(st.text())
-def test_any_text_is_a_size_or_a_value_error(text):
+def test_any_text_is_a_size_or_a_value_error(text: Any) -> None:
     with contextlib.suppress(ValueError):
         assert parse_size(text) > 0
 
@@ -74,7 +75,7 @@ def test_any_text_is_a_size_or_a_value_error(text):
     ("written", "seconds"),
     [(2, 2.0), (0.25, 0.25), ("2", 2.0), ("500ms", 0.5), ("2s", 2.0), ("1.5 s", 1.5), ("1m", 60.0)],
 )
-def test_durations(written, seconds):
+def test_durations(written: float | int | str, seconds: float) -> None:
     assert parse_duration(written) == seconds
 
 
@@ -85,12 +86,12 @@ def test_durations(written, seconds):
         "", "s", "1h", "1min", "1us", "1M", "1S", "1:30", "2s ", "soon", "010s", "1e3s",
     ],
 )  # fmt: skip
-def test_impossible_durations_are_refused(written):
+def test_impossible_durations_are_refused(written: Any) -> None:
     with pytest.raises(ValueError, match=r"duration|unit"):
         parse_duration(written)
 
 
 @ANY_SPEED
 @given(st.integers(1, 10**6), st.sampled_from(sorted(DURATION_UNITS)))
-def test_duration_round_trip(number, unit):
+def test_duration_round_trip(number: Any, unit: Any) -> None:
     assert parse_duration(f"{number}{unit}") == float(number * DURATION_UNITS[unit])

@@ -1,6 +1,7 @@
 """Variables of the environment in the file: expanded, or refused where that is not meant."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -31,7 +32,7 @@ NQN = "nqn.2024-01.com.example:"
     ],
 )
 @pytest.mark.parametrize("in_path", [True, False])
-def test_what_stands_for_a_variable(text, expanded, in_path):
+def test_what_stands_for_a_variable(text: str, expanded: str, in_path: bool) -> None:
     assert expand(text, ENVIRONMENT, in_path=in_path) == expanded
 
 
@@ -50,14 +51,14 @@ def test_what_stands_for_a_variable(text, expanded, in_path):
     ],
 )
 @pytest.mark.parametrize("in_path", [True, False])
-def test_what_is_refused(text, words, in_path):
+def test_what_is_refused(text: str, words: str, in_path: bool) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         expand(text, ENVIRONMENT, in_path=in_path)
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["$KV_DIR/m0", "/a/$b", "$_x1"])
-def test_a_variable_without_braces_is_refused_in_paths_alone(text):
+def test_a_variable_without_braces_is_refused_in_paths_alone(text: str) -> None:
     with pytest.raises(ValueError, match=r"without braces: write \$\{NAME\}"):
         expand(text, ENVIRONMENT, in_path=True)
     assert expand(text, ENVIRONMENT) == text
@@ -67,7 +68,7 @@ def test_a_variable_without_braces_is_refused_in_paths_alone(text):
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(st.sampled_from("${}aK_ /"), max_size=12), st.booleans())
-def test_nothing_that_looks_like_a_variable_is_left_by_mistake(text, in_path):
+def test_nothing_that_looks_like_a_variable_is_left_by_mistake(text: Any, in_path: Any) -> None:
     """Every ``${`` in the result was written ``$${``, whatever else stands there."""
     try:
         result = expand(text, {"a": "x", "K": "y", "aK": "z"}, in_path=in_path)
@@ -76,16 +77,16 @@ def test_nothing_that_looks_like_a_variable_is_left_by_mistake(text, in_path):
     assert result.count("${") == text.count("$${")
 
 
-def problems(text, environment=ENVIRONMENT):
+def problems(text: Any, environment: Any = ENVIRONMENT) -> Any:
     with pytest.raises(ConfigError) as caught:
         parse(text, FILE, environment)
     return [(each.where, each.line, each.allowed) for each in caught.value.problems]
 
 
-def test_paths_sizes_addresses_names_and_tags_are_expanded():
+def test_paths_sizes_addresses_names_and_tags_are_expanded() -> None:
     text = f"""
 volume: {{members: [{{path: '${{KV_DIR}}/m0', size: '${{SIZE}}'}}, {{path: relative/$$x}}]}}
-identity: {{namespaces: {{m: "${{REVISION}}"}}, default_namespace: a$b}}
+identity: {{namespaces: {{m: "${{REVISION}}"}}, default_model_tag: a$b}}
 nvme:
   host_nqn: {NQN}${{HOST}}
   host_id: ${{HOST_ID}}
@@ -103,8 +104,8 @@ nvme:
         FILE.parent / "relative/$x",
     ]
     assert config.volume.members[0].size_bytes == 4 << 20
-    assert config.identity.namespaces == {"m": "2025-07"}
-    assert config.identity.default_namespace == "a$b"
+    assert config.identity.model_tags == {"m": "2025-07"}
+    assert config.identity.default_model_tag == "a$b"
     assert config.nvme is not None
     assert (config.nvme.host_nqn, config.nvme.host_id) == (f"{NQN}h1", host_id)
     [subsystem] = config.nvme.subsystems
@@ -113,7 +114,7 @@ nvme:
     assert subsystem.dhchap_secret_file == Path.home() / "h1.key"
 
 
-def test_an_unknown_variable_is_named_with_its_field_and_line():
+def test_an_unknown_variable_is_named_with_its_field_and_line() -> None:
     text = (
         "volume:\n  members:\n  - path: ${KV_DIR}/m0\n  - path: ${KV_DRI}/m1\n  - path: $KV_DIR\n"
     )
@@ -124,7 +125,9 @@ def test_an_unknown_variable_is_named_with_its_field_and_line():
     assert "$ without braces" in second[2]
 
 
-def test_no_directory_is_made_in_the_name_of_a_variable(tmp_path, monkeypatch):
+def test_no_directory_is_made_in_the_name_of_a_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("KV_DIR", raising=False)
     file = tmp_path / "fx100.yaml"
     file.write_text("volume: {members: [{path: '${KV_DIR}/m0', size: 4MiB}]}")
@@ -134,16 +137,16 @@ def test_no_directory_is_made_in_the_name_of_a_variable(tmp_path, monkeypatch):
     assert load(file).volume.members[0].path == tmp_path / "kv" / "m0"
 
 
-def test_a_variable_in_a_name_is_refused():
+def test_a_variable_in_a_name_is_refused() -> None:
     """It would tell apart nothing: no model has that name."""
-    [(where, line, allowed)] = problems("identity:\n  namespaces: {'${MODEL}': a}\n")
-    assert (where, line) == ("identity.namespaces.${MODEL}", 2)
+    [(where, line, allowed)] = problems("identity:\n  model_tags: {'${MODEL}': a}\n")
+    assert (where, line) == ("identity.model_tags.${MODEL}", 2)
     assert "is for values only" in allowed
 
 
-def test_a_value_of_the_environment_is_never_yaml():
-    text = "volume: {members: [{path: a}]}\nidentity: {default_namespace: '${HOSTILE}'}"
-    assert parse(text, FILE, ENVIRONMENT).identity.default_namespace == "a: [b]#$q"
+def test_a_value_of_the_environment_is_never_yaml() -> None:
+    text = "volume: {members: [{path: a}]}\nidentity: {default_model_tag: '${HOSTILE}'}"
+    assert parse(text, FILE, ENVIRONMENT).identity.default_model_tag == "a: [b]#$q"
 
 
 @pytest.mark.parametrize(
@@ -156,11 +159,11 @@ def test_a_value_of_the_environment_is_never_yaml():
     ],
     ids=["a loop", "a billion laughs"],
 )  # fmt: skip
-def test_aliases_neither_hang_nor_recurse(text):
+def test_aliases_neither_hang_nor_recurse(text: Any) -> None:
     assert problems(text)
 
 
-def test_every_path_of_the_models_is_known_as_one():
+def test_every_path_of_the_models_is_known_as_one() -> None:
     found = {
         place
         for place in (
@@ -170,8 +173,8 @@ def test_every_path_of_the_models_is_known_as_one():
             ("nvme", "subsystems", 1, "dhchap_secret_file"),
             ("nvme", "subsystems", 1, "subsystem_nqn"),
             ("nvme", "host_nqn"),
-            ("identity", "namespaces", "path"),
-            ("identity", "default_namespace"),
+            ("identity", "model_tags", "path"),
+            ("identity", "default_model_tag"),
             ("metrics", "host"),
             (),
             ("nothing",),

@@ -1,3 +1,5 @@
+import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -110,7 +112,7 @@ def test_caches_stay_in_the_directory_and_nothing_phones_home(tmp_path: Path) ->
 def test_cpu_threads_are_bound_to_the_cores_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands.os, "sched_getaffinity", lambda _process: {5, 3})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {5, 3})
     environment = server_environment({}, tmp_path, tmp_path, "cpu")
     assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "3,5"
     assert re.fullmatch(r"[1-9]\d*", environment["VLLM_CPU_KVCACHE_SPACE"])
@@ -118,7 +120,7 @@ def test_cpu_threads_are_bound_to_the_cores_allowed(
 
 def test_a_gpu_needs_the_vllm_package_and_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_package(name: str) -> str:
-        raise commands.importlib.metadata.PackageNotFoundError(name)
+        raise importlib.metadata.PackageNotFoundError(name)
 
     async def no_program(*_arguments: object) -> Ended:
         raise FileNotFoundError("nvidia-smi")
@@ -133,11 +135,11 @@ def test_a_gpu_needs_the_vllm_package_and_a_driver(monkeypatch: pytest.MonkeyPat
         return Ended(0, b"", b"")
 
     with monkeypatch.context() as patch:
-        patch.setattr(commands.importlib.metadata, "version", no_package)
+        patch.setattr(importlib.metadata, "version", no_package)
         patch.setattr(commands, "run_child", there)
         assert detect_device() == "cpu"
     with monkeypatch.context() as patch:
-        patch.setattr(commands.importlib.metadata, "version", lambda _name: "0.32.0")
+        patch.setattr(importlib.metadata, "version", lambda _name: "0.32.0")
         for answer in (no_program, hangs, no_driver):
             patch.setattr(commands, "run_child", answer)
             assert detect_device() == "cpu"

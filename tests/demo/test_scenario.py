@@ -1,9 +1,12 @@
 import dataclasses
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from demo import store
 
 pytest.importorskip("httpx", reason="needs the httpx package (extra cpu or gpu)")
 
@@ -105,7 +108,7 @@ def test_a_different_answer_is_noticed(world: FakeWorld, options: Options) -> No
         tokens = (6, *done.output_tokens[1:]) if done.cached_tokens else done.output_tokens
         return dataclasses.replace(done, output_tokens=tokens)
 
-    scenario.complete = wrong_from_the_store  # type: ignore[attr-defined]
+    scenario.complete = wrong_from_the_store  # type: ignore[attr-defined, assignment]
     result = run(options, world, silent_step)  # type: ignore[arg-type]
     assert not result.identical
 
@@ -123,7 +126,7 @@ def test_our_store_is_formatted_before_anything_starts(
     world: FakeWorld, options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        scenario.store, "format_volume", lambda path: world.events.append(f"format {path.name}")
+        store, "format_volume", lambda path: world.events.append(f"format {path.name}")
     )
     result = run(dataclasses.replace(options, adapter_json=None), world, silent_step)  # type: ignore[arg-type]
     assert world.events[:2] == ["format fx100.yaml", "start with store"]
@@ -132,9 +135,9 @@ def test_our_store_is_formatted_before_anything_starts(
 
 def test_a_small_shared_memory_is_refused_on_a_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = dataclasses.make_dataclass("usage", ["free"])
-    monkeypatch.setattr(scenario.shutil, "disk_usage", lambda _path: usage(64 << 20))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(64 << 20))
     check_shared_memory("gpu")
     with pytest.raises(RuntimeError, match=r"64 MiB free.*--shm-size"):
         check_shared_memory("cpu")
-    monkeypatch.setattr(scenario.shutil, "disk_usage", lambda _path: usage(4 << 30))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(4 << 30))
     check_shared_memory("cpu")

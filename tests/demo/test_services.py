@@ -182,7 +182,7 @@ def test_outliving_sigkill_is_an_error(tmp_path: Path, monkeypatch: pytest.Monke
     service = start(services, tmp_path, "sleep", "1000")
     with monkeypatch.context() as patch:
         patch.setattr(room, "KILL_TIMEOUT_S", 0.0)
-        patch.setattr(room.os, "kill", lambda *_arguments: None)
+        patch.setattr(os, "kill", lambda *_arguments: None)
         with pytest.raises(
             ServiceError, match=f"outlives SIGKILL: processes .*{service.session_id}"
         ):

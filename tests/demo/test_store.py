@@ -17,7 +17,7 @@ def test_the_config_is_one_that_the_store_accepts(tmp_path: Path) -> None:
     config = settings.load(store.write_config(tmp_path, "tiny"))
     assert len(config.volume.members) == store.MEMBERS
     assert config.volume.object_bytes == 1 << 20
-    assert config.identity.namespace_of("tiny") == "demo"
+    assert config.identity.tag_of("tiny") == "demo"
     members = [member.path for member in config.volume.members]
     assert all(path is not None and path.parent == tmp_path / "volume" for path in members)
 

@@ -74,3 +74,26 @@ def test_the_readme_answers_the_four_questions(
     reading = " ".join(section(README, "## Development").split())
     assert answer in reading, question
     assert code in (SOURCE / file).read_text(), question
+
+
+def test_every_thread_that_is_made_is_on_the_page() -> None:
+    made = set()
+    for path in SOURCE.rglob("*.py"):
+        if "testing" not in path.parts:
+            text = path.read_text()
+            made |= set(re.findall(r'(?:name=|name: str = |, )f?"(fx100-[a-z]+)', text))
+    made -= {"fx100-lmcache", "fx100-plain"}
+    assert len(made) >= 12
+    assert {name for name in made if name not in section(MAP, "## Threads")} == set()
+
+
+def test_every_lock_that_is_made_is_on_the_page() -> None:
+    """By the file's name, or the class's, or among those that nothing is called under."""
+    leaves = {"burst_log", "metrics", "defects", "error_boundary", "counts", "buffers"}
+    locks = section(MAP, "## Locks")
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text()
+        if "testing" in path.parts or not re.search(r"threading\.(?:R?Lock|Condition)\(\)", text):
+            continue
+        named = {path.stem, *re.findall(r"^class (\w+)", text, re.M)}
+        assert path.stem in leaves or any(name in locks for name in named), path

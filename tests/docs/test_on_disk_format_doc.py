@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from fx100_lmcache.config import load
-from fx100_lmcache.ondisk import claim_block, geometry, inode, label
+from fx100_lmcache.ondisk import claim_block, geometry, inode, label, location
 from fx100_lmcache.ondisk.reason import Reason
 from fx100_lmcache.volume import verdict
 from support import ROOT
@@ -73,8 +73,8 @@ def test_inode() -> None:
     assert set(words) == set(dtype.names or ())
     for name, word in words.items():
         assert word in by_offset[dtype.fields[name][1]], name
-    assert inode.unpack_location(inode.pack_location(3, 5, 7)) == (3, 5, 7)
-    assert inode.pack_location(3, 5, 7) == 3 << 56 | 7 << 40 | 5
+    assert location.unpack_location(location.pack_location(3, 5, 7)) == (3, 5, 7)
+    assert location.pack_location(3, 5, 7) == 3 << 56 | 7 << 40 | 5
 
 
 def test_places_on_a_member() -> None:

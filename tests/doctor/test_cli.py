@@ -1,3 +1,4 @@
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +12,12 @@ from fx100_lmcache.cli import doctor as command
 from fx100_lmcache.cli.adapter import adapter_spec
 from fx100_lmcache.config import load
 from fx100_lmcache.doctor.loading import Outcome
-from fx100_lmcache.lmcache.inprocess import checks as inprocess_guard
 from fx100_lmcache.nvmf.address import FabricAddress
 from fx100_lmcache.nvmf.namespace_id import NamespaceIdentity
 from fx100_lmcache.nvmf.snapshot import NEVER, Controller, Namespace, Snapshot, Subsystem
 from support.doctor import vllm_settings, write_volume, written
 
-TAGS = {"namespaces": {"model": "1"}}
+TAGS = {"model_tags": {"model": "1"}}
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
         "fx100_lmcache.doctor.versions.installed_version", lambda name: versions.get(name)
     )
     monkeypatch.setattr(command, "try_imports", lambda wanted: [Outcome("ok")] * len(wanted))
-    monkeypatch.setattr(inprocess_guard.importlib.util, "find_spec", lambda _name: object())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
     for name in ("LMCACHE_CONFIG_FILE", "PYTHONHASHSEED"):
         monkeypatch.delenv(name, raising=False)
 
@@ -64,7 +64,7 @@ def test_a_volume_that_works_exits_zero_in_both_modes(volume: Path) -> None:
     assert not graded(told, "warning")
     assert told["mode"] == "both"
     assert told["config"] == str(volume)
-    assert {"severity", "subject", "what", "why", "do"} == set(told["findings"][0])
+    assert {"severity", "subject", "what", "why", "do", "member"} == set(told["findings"][0])
 
 
 def test_in_process_with_everything_known_has_nothing_to_note(volume: Path, tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -5,8 +6,7 @@ import pytest
 
 from fx100_lmcache.doctor.documents import read_document
 from fx100_lmcache.doctor.inprocess import check_inprocess
-from fx100_lmcache.lmcache.inprocess import checks as inprocess_guard
-from fx100_lmcache.nvmf.check import Finding
+from fx100_lmcache.findings import Finding
 from support.doctor import (
     NOTE,
     OK,
@@ -23,7 +23,7 @@ from support.doctor import (
 @pytest.fixture(autouse=True)
 def vllm_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard asks whether vLLM is installed, since LMCache takes its hash from there."""
-    monkeypatch.setattr(inprocess_guard.importlib.util, "find_spec", lambda _name: object())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
 
 
 def judged(
@@ -147,7 +147,8 @@ def test_a_relative_path_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_what_the_plugin_refuses_is_a_problem(tmp_path: Path, setting: str) -> None:
-    found = only(judged(tmp_path, **{setting: True}), PROBLEM)
+    fields: dict[str, Any] = {setting: True}
+    found = only(judged(tmp_path, **fields), PROBLEM)
     assert found.what.startswith(f"{setting} is on")
     assert "refuses to start" in found.why
     assert found.do == f"set {setting}: false"

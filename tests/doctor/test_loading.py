@@ -1,11 +1,11 @@
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fx100_lmcache.doctor import loading
 from fx100_lmcache.doctor.documents import read_document
-from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question
 from fx100_lmcache.doctor.loading import (
     ADAPTER,
     PLUGIN,
@@ -15,6 +15,7 @@ from fx100_lmcache.doctor.loading import (
     targets,
     try_imports,
 )
+from fx100_lmcache.doctor.question import IN_PROCESS, MP, Question
 from support.doctor import OK, PROBLEM, inprocess_settings, only, written
 
 MODULE = """
@@ -91,7 +92,7 @@ def test_the_current_directory_does_not_count(
     assert tried("mine", "Good").outcome == "no module"
 
 
-def judged(outcome: Outcome, target: Target = PLUGIN):
+def judged(outcome: Outcome, target: Target = PLUGIN) -> Any:
     return list(check_loading([target], [outcome]))
 
 

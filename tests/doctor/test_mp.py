@@ -6,7 +6,7 @@ import pytest
 from fx100_lmcache.cli.adapter import adapter_spec
 from fx100_lmcache.doctor.documents import read_document
 from fx100_lmcache.doctor.mp import check_adapter
-from fx100_lmcache.nvmf.check import Finding
+from fx100_lmcache.findings import Finding
 from support.doctor import NOTE, OK, PROBLEM, WARNING, config_of, only, written
 
 

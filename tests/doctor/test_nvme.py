@@ -6,11 +6,14 @@ import pytest
 
 from fx100_lmcache.config import NvmeAddress, NvmeConfig, NvmeSubsystem
 from fx100_lmcache.doctor.nvme import check_reconnect
-from fx100_lmcache.nvmf.preflight import Obstacle
+from fx100_lmcache.findings import Finding, warning
 from support.doctor import NOTE, OK, WARNING
 
 SUBSYSTEM = NvmeSubsystem(subsystem_nqn="nqn.x", addresses=(NvmeAddress(traddr="192.0.2.1"),))
-OBSTACLES = [Obstacle("no device", "make one"), Obstacle("no program", "install it")]
+OBSTACLES = [
+    warning("nvme", "no device", "why", "make one"),
+    warning("nvme", "no program", "why", "install it"),
+]
 
 
 @pytest.mark.parametrize(
@@ -22,7 +25,7 @@ OBSTACLES = [Obstacle("no device", "make one"), Obstacle("no program", "install 
     ],
 )
 def test_it_is_told_whether_lost_paths_come_back(
-    reconnect: bool, obstacles: list[Obstacle], severity: Any, told: str
+    reconnect: bool, obstacles: list[Finding], severity: Any, told: str
 ) -> None:
     found = check_reconnect(NvmeConfig(subsystems=(SUBSYSTEM,), reconnect=reconnect), obstacles)
     assert found.severity is severity

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from fx100_lmcache.doctor.engine import check_engine
-from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question
 from fx100_lmcache.doctor.ours import check_identity, check_shards, check_space
+from fx100_lmcache.doctor.question import IN_PROCESS, MP, Question
 from support.doctor import OK, PROBLEM, WARNING, config_of, graded, only
 
 MIB = 1 << 20
@@ -38,10 +38,10 @@ def test_without_a_volume_nothing_is_said_of_space() -> None:
     ("identity", "severity"),
     [
         ({}, WARNING),
-        ({"namespaces": {"m": "1"}}, OK),
-        ({"namespaces": {"m": "1"}, "require_namespace": True}, OK),
-        ({"default_namespace": "all"}, OK),
-        ({"require_namespace": True}, PROBLEM),
+        ({"model_tags": {"m": "1"}}, OK),
+        ({"model_tags": {"m": "1"}, "require_model_tag": True}, OK),
+        ({"default_model_tag": "all"}, OK),
+        ({"require_model_tag": True}, PROBLEM),
     ],
 )
 def test_models_should_have_tags(identity: dict[str, Any], severity: Any) -> None:

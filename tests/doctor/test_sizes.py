@@ -1,9 +1,9 @@
 from typing import Any
 
 from fx100_lmcache.doctor.documents import EngineSettings
-from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question
+from fx100_lmcache.doctor.question import IN_PROCESS, MP, Question
 from fx100_lmcache.doctor.sizes import check_sizes
-from fx100_lmcache.nvmf.check import Finding
+from fx100_lmcache.findings import Finding
 from support.doctor import NOTE, OK, PROBLEM, WARNING, config_of, graded, only
 
 GIB = 1 << 30

@@ -1,7 +1,8 @@
 import pytest
 
-from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question
-from fx100_lmcache.doctor.versions import check_versions, installed_version
+from fx100_lmcache.doctor.question import IN_PROCESS, MP, Question
+from fx100_lmcache.doctor.versions import check_versions
+from fx100_lmcache.lmcache.versions import installed_version
 from support.doctor import OK, PROBLEM, WARNING, graded, only
 
 

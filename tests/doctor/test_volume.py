@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from fx100_lmcache.admin.advice import Problem
 from fx100_lmcache.admin.inspect import Report, ShardReport
-from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question
+from fx100_lmcache.doctor.question import IN_PROCESS, MP, Question
 from fx100_lmcache.doctor.volume import check_claims, check_volume, shards_needed
+from fx100_lmcache.findings import problem, warning
 from support.doctor import NOTE, OK, PROBLEM, config_of, only
 
 HOLDER = "host=a pid=42"
@@ -55,6 +55,7 @@ def test_the_server_needs_all_shards_and_a_rank_its_own() -> None:
 
 def test_what_status_says_is_passed_on() -> None:
     report = Report(str(Path("/x")))
-    report.problems.append(Problem("a is gone", "why", "do", "a"))
-    report.warnings.append(Problem("b grew", "why", "do", "b"))
+    report.findings += [problem("volume", "a is gone", "why", "do", "a")]
+    report.findings += [warning("volume", "b grew", "why", "do", "b")]
     assert [str(each.severity) for each in check_volume(report)] == ["problem", "warning"]
+    assert (report.problems, report.warnings) == (report.findings[:1], report.findings[1:])

@@ -19,8 +19,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from fx100_lmcache.cli.adapter import adapter_spec
 from fx100_lmcache.config import load
-from fx100_lmcache.mount import open_volume
 from fx100_lmcache.testing.volumes import file_volume
+from fx100_lmcache.volume.opening import open_volume
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -91,7 +91,7 @@ def test_metrics_of_all_workers_are_collected_from_a_directory(
     directory.mkdir()
     workers = [start(config, number, directory) for number in range(2)]
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, path=str(directory))
+    MultiProcessCollector(registry, path=str(directory))  # type: ignore[no-untyped-call]
     for number in range(2):
         labels = of(number)
         stored = {**labels, "outcome": "stored"}

@@ -1,7 +1,7 @@
 import logging
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -46,7 +46,7 @@ def rig() -> Rig:
 
 
 @pytest.fixture
-def shown(rig: Rig):
+def shown(rig: Rig) -> Iterator[Any]:
     made = Shown(rig)
     yield made
     made.publisher.close()
@@ -91,6 +91,7 @@ def test_what_the_store_does_is_counted(shown: Shown, rig: Rig) -> None:
     assert shown("fx100_healthy") == 1
     used, free = shown("fx100_space_bytes", use="used"), shown("fx100_space_bytes", use="free")
     assert used == 3 * 4096
+    assert free is not None
     assert used + free == rig.store.space().total * 4096
     assert shown("fx100_member_up", member="memory0") == 1
     assert shown("fx100_member_direct_io", member="memory0") == 0

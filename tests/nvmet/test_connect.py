@@ -3,6 +3,7 @@
 import asyncio
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,8 @@ from fx100_lmcache.nvmf.errors import (
     UnreachableError,
 )
 from fx100_lmcache.nvmf.plan import HostIdentity
+from fx100_lmcache.nvmf.runner import NvmeCli
+from fx100_lmcache.nvmf.sysfs import Sysfs
 from fx100_lmcache.volume.opening import reconnect_obstacles
 from support.nvmet_host import wanted
 from support.nvmet_target import ADDRESS, Target, sh
@@ -24,7 +27,7 @@ from support.nvmet_target import ADDRESS, Target, sh
 NOBODY = 65534
 
 
-def test_discover_lists_what_the_port_offers(target: Target, cli):
+def test_discover_lists_what_the_port_offers(target: Target, cli: NvmeCli) -> None:
     subsystem, port = target.subsystem(), target.tcp_port()
     port.offer(subsystem)
 
@@ -36,7 +39,9 @@ def test_discover_lists_what_the_port_offers(target: Target, cli):
 
 
 @pytest.mark.parametrize("transport", ["tcp", "loop"])
-def test_second_connect_does_nothing(target: Target, cli, sysfs, host, transport):
+def test_second_connect_does_nothing(
+    target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity, transport: str
+) -> None:
     subsystem = target.subsystem()
     port = target.tcp_port() if transport == "tcp" else target.loop_port()
     port.offer(subsystem)
@@ -57,7 +62,9 @@ def test_second_connect_does_nothing(target: Target, cli, sysfs, host, transport
     assert controller.reconnect_delay_s == 1
 
 
-def test_changed_time_outs_are_set_without_a_reconnect(target: Target, cli, sysfs, host):
+def test_changed_time_outs_are_set_without_a_reconnect(
+    target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity
+) -> None:
     subsystem, port = target.subsystem(), target.tcp_port()
     port.offer(subsystem)
     asyncio.run(connect_subsystem(wanted(subsystem, port), host, cli, sysfs))
@@ -74,7 +81,9 @@ def test_changed_time_outs_are_set_without_a_reconnect(target: Target, cli, sysf
     assert again.done == []
 
 
-def test_dry_run_touches_nothing(target: Target, cli, sysfs, host):
+def test_dry_run_touches_nothing(
+    target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity
+) -> None:
     subsystem, port = target.subsystem(), target.tcp_port()
     port.offer(subsystem)
 
@@ -84,7 +93,9 @@ def test_dry_run_touches_nothing(target: Target, cli, sysfs, host):
     assert not list(asyncio.run(sysfs.snapshot()).controllers(subsystem.nqn))
 
 
-def test_planned_command_is_what_an_operator_can_type(target: Target, cli, sysfs, host):
+def test_planned_command_is_what_an_operator_can_type(
+    target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity
+) -> None:
     subsystem, port = target.subsystem(), target.tcp_port()
     port.offer(subsystem)
     request = wanted(subsystem, port)
@@ -96,7 +107,7 @@ def test_planned_command_is_what_an_operator_can_type(target: Target, cli, sysfs
     assert [step.partition(" >")[0] for step in after.done] == ["echo 2"]
 
 
-def test_disconnect_twice(target: Target, cli, sysfs, host):
+def test_disconnect_twice(target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity) -> None:
     subsystem, port = target.subsystem(), target.tcp_port()
     port.offer(subsystem)
     asyncio.run(connect_subsystem(wanted(subsystem, port), host, cli, sysfs))
@@ -109,14 +120,18 @@ def test_disconnect_twice(target: Target, cli, sysfs, host):
     assert not list(asyncio.run(sysfs.snapshot()).controllers(subsystem.nqn))
 
 
-def test_a_closed_port_is_unreachable(target: Target, cli, sysfs, host):
+def test_a_closed_port_is_unreachable(
+    target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity
+) -> None:
     subsystem, port = target.subsystem(), target.tcp_port()
 
     with pytest.raises(UnreachableError, match="no NVMe target answers"):
         asyncio.run(connect_subsystem(wanted(subsystem, port), host, cli, sysfs))
 
 
-def test_an_unknown_subsystem_is_refused(target: Target, cli, sysfs, host):
+def test_an_unknown_subsystem_is_refused(
+    target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity
+) -> None:
     offered, missing, port = target.subsystem("a"), target.subsystem("b"), target.tcp_port()
     port.offer(offered)
 
@@ -124,7 +139,9 @@ def test_an_unknown_subsystem_is_refused(target: Target, cli, sysfs, host):
         asyncio.run(connect_subsystem(wanted(missing, port), host, cli, sysfs))
 
 
-def test_a_host_that_is_not_allowed_is_refused(target: Target, cli, sysfs, host):
+def test_a_host_that_is_not_allowed_is_refused(
+    target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity
+) -> None:
     subsystem, port = target.subsystem(), target.tcp_port()
     subsystem.allow_only("nqn.2024-01.io.fx100:somebody-else")
     port.offer(subsystem)
@@ -133,7 +150,9 @@ def test_a_host_that_is_not_allowed_is_refused(target: Target, cli, sysfs, host)
         asyncio.run(connect_subsystem(wanted(subsystem, port), host, cli, sysfs))
 
 
-def test_one_dead_path_of_two_is_reported_and_the_other_serves(target: Target, cli, sysfs, host):
+def test_one_dead_path_of_two_is_reported_and_the_other_serves(
+    target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity
+) -> None:
     subsystem, alive, dead = target.subsystem(), target.tcp_port(), target.tcp_port()
     alive.offer(subsystem)
 
@@ -145,7 +164,9 @@ def test_one_dead_path_of_two_is_reported_and_the_other_serves(target: Target, c
     assert len(list(asyncio.run(sysfs.snapshot()).controllers(subsystem.nqn))) == 1
 
 
-def test_a_transport_without_driver_is_explained(target: Target, cli, host):
+def test_a_transport_without_driver_is_explained(
+    target: Target, cli: NvmeCli, host: HostIdentity
+) -> None:
     with pytest.raises(CommandError, match="modprobe"):
         asyncio.run(
             cli.run(
@@ -155,7 +176,9 @@ def test_a_transport_without_driver_is_explained(target: Target, cli, host):
         )  # fmt: skip
 
 
-def test_half_a_host_pair_is_refused_before_the_kernel_does(target: Target, cli, sysfs, host):
+def test_half_a_host_pair_is_refused_before_the_kernel_does(
+    target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity
+) -> None:
     subsystem, port = target.subsystem(), target.tcp_port()
     port.offer(subsystem)
     request = wanted(subsystem, port)
@@ -166,7 +189,9 @@ def test_half_a_host_pair_is_refused_before_the_kernel_does(target: Target, cli,
         asyncio.run(connect_subsystem(request, other_id, cli, sysfs))
 
 
-def test_a_connection_under_another_host_name_is_told(target: Target, cli, sysfs, host):
+def test_a_connection_under_another_host_name_is_told(
+    target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity
+) -> None:
     subsystem, port = target.subsystem(), target.tcp_port()
     port.offer(subsystem)
     request = wanted(subsystem, port)
@@ -180,7 +205,7 @@ def test_a_connection_under_another_host_name_is_told(target: Target, cli, sysfs
     assert any(f"connected under host NQN {host.nqn}" in note for note in report.notes)
 
 
-def test_what_keeps_a_process_from_connecting_is_told(target: Target, host):
+def test_what_keeps_a_process_from_connecting_is_told(target: Target, host: HostIdentity) -> None:
     subsystem, port = target.subsystem(), target.tcp_port()
     section = NvmeConfig(subsystems=(wanted(subsystem, port),), host_nqn=host.nqn, host_id=host.id)
     assert reconnect_obstacles(section) == []
@@ -195,7 +220,9 @@ def test_what_keeps_a_process_from_connecting_is_told(target: Target, host):
     assert found.do.startswith("run as root")
 
 
-def test_secret_reaches_the_kernel_by_file_only(target: Target, cli, sysfs, host, tmp_path):
+def test_secret_reaches_the_kernel_by_file_only(
+    target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity, tmp_path: Path
+) -> None:
     subsystem, port = target.subsystem(), target.tcp_port()
     secret = sh("nvme", "gen-dhchap-key", "--hmac=1", "--nqn", host.nqn)
     subsystem.allow_only(host.nqn, dhchap_key=secret)
@@ -217,8 +244,8 @@ def test_secret_reaches_the_kernel_by_file_only(target: Target, cli, sysfs, host
 
 @pytest.mark.parametrize("given", ["none", "wrong"])
 def test_without_the_right_secret_authentication_fails(
-    target: Target, cli, sysfs, host, tmp_path, given
-):
+    target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity, tmp_path: Path, given: str
+) -> None:
     subsystem, port = target.subsystem(), target.tcp_port()
     right, wrong = (sh("nvme", "gen-dhchap-key", "--hmac=1", "--nqn", host.nqn) for _ in "rw")
     subsystem.allow_only(host.nqn, dhchap_key=right)

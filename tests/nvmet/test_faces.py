@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fx100_lmcache.nvmf.plan import HostIdentity
 from support.nvmet_store import Array, fx100, wait_until
 from support.nvmet_target import Target
 from support.with_lmcache import import_quietly
@@ -31,7 +32,7 @@ def shared(name: str, *needed: str) -> ModuleType:
 
 
 @pytest.fixture
-def array(target: Target, host, tmp_path) -> Array:
+def array(target: Target, host: HostIdentity, tmp_path: Path) -> Array:
     made = Array(target, host, tmp_path)
     made.add()
     made.add()
@@ -50,7 +51,7 @@ def prepared(array: Array, model: str, chunk_bytes: int) -> Path:
     return config
 
 
-def test_l2_adapter_of_the_server(array: Array):
+def test_l2_adapter_of_the_server(array: Array) -> None:
     tools = shared("support.l2", "lmcache.v1.distributed.l2_adapters")
     adapter = opened_as_the_server_does(prepared(array, tools.MODEL, tools.CHUNK_BYTES))
     client, wanted = tools.Client(adapter), tools.keys(CHUNKS)
@@ -87,17 +88,17 @@ def opened_as_the_server_does(config: Path) -> Any:
         return create_l2_adapter(parsed.adapters[0])
 
 
-def content(tools: ModuleType, one) -> bytes:
+def content(tools: ModuleType, one: Any) -> bytes:
     data: bytes = tools.payload(one.chunk_hash.hex(), tools.CHUNK_BYTES)
     return data
 
 
-def store(tools: ModuleType, client, wanted: list) -> None:
+def store(tools: ModuleType, client: Any, wanted: list) -> None:
     objects = [tools.memory_obj(content(tools, one)) for one in wanted]
     assert client.store(wanted, objects).is_successful()
 
 
-def load(tools: ModuleType, client, wanted: list) -> int:
+def load(tools: ModuleType, client: Any, wanted: list) -> int:
     """Load; return how many came, all of them with the right bytes."""
     objects = [tools.memory_obj(tools.CHUNK_BYTES) for _ in wanted]
     loaded = client.load(wanted, objects)
@@ -107,13 +108,13 @@ def load(tools: ModuleType, client, wanted: list) -> int:
     return sum(loaded)
 
 
-def healthy_after_loads(tools: ModuleType, client, wanted: list) -> bool:
+def healthy_after_loads(tools: ModuleType, client: Any, wanted: list) -> bool:
     load(tools, client, wanted)
     healthy: bool = client.adapter.report_status()["is_healthy"]
     return healthy
 
 
-def test_plugin_inside_vllm(array: Array):
+def test_plugin_inside_vllm(array: Array) -> None:
     rig = shared(
         "support.inprocess",
         "lmcache.v1.storage_backend.storage_manager",
@@ -143,7 +144,7 @@ def test_plugin_inside_vllm(array: Array):
         print(f"\nplugin: {found} of {CHUNKS} while the path was lost; {counts}")
 
 
-def got(rig: ModuleType, plugin, wanted: list) -> int:
+def got(rig: ModuleType, plugin: Any, wanted: list) -> int:
     """Load; return how many came, all of them with the right bytes."""
     found = plugin.batched_get_blocking(wanted)
     pairs = zip(wanted, found, strict=True)

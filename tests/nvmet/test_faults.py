@@ -4,12 +4,16 @@ import asyncio
 import errno
 import os
 import time
+from typing import Any
 
 import pytest
 
 from fx100_lmcache.nvmf.connect import connect_subsystem, disconnect_subsystem
 from fx100_lmcache.nvmf.namespace_id import NamespaceIdentity
+from fx100_lmcache.nvmf.plan import HostIdentity
 from fx100_lmcache.nvmf.resolve import resolve
+from fx100_lmcache.nvmf.runner import NvmeCli
+from fx100_lmcache.nvmf.sysfs import Sysfs
 from support.nvmet_host import BLOCK_BYTES, Reading, opened, read_block, wanted
 from support.nvmet_target import Target
 
@@ -17,7 +21,7 @@ CONTENT = b"x" * BLOCK_BYTES
 
 
 @pytest.fixture
-def served(target: Target, cli, sysfs, host):
+def served(target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity) -> Any:
     """Return subsystem, port and device of one connected namespace; fast_io_fail_tmo is 2 s."""
     subsystem, port = target.subsystem(), target.tcp_port()
     subsystem.add_namespace(1, content=CONTENT)
@@ -27,7 +31,7 @@ def served(target: Target, cli, sysfs, host):
     return subsystem, port, found.device
 
 
-def wait_for_state(sysfs, nqn: str, state: str) -> None:
+def wait_for_state(sysfs: Sysfs, nqn: str, state: str) -> None:
     for _ in range(200):
         [controller] = asyncio.run(sysfs.snapshot()).controllers(nqn)
         if controller.state == state:
@@ -36,7 +40,7 @@ def wait_for_state(sysfs, nqn: str, state: str) -> None:
     pytest.fail(f"the controller is {controller.state}, not {state}, after 20 s")
 
 
-def test_lost_path_fails_fast_and_the_same_descriptor_comes_back(served, sysfs):
+def test_lost_path_fails_fast_and_the_same_descriptor_comes_back(served: Any, sysfs: Sysfs) -> None:
     subsystem, port, device = served
     with opened(device) as descriptor:
         assert read_block(descriptor) == CONTENT
@@ -52,7 +56,9 @@ def test_lost_path_fails_fast_and_the_same_descriptor_comes_back(served, sysfs):
         assert Reading(descriptor).result() == CONTENT
 
 
-def test_disabled_namespace_reads_no_bytes_and_comes_back_elsewhere(served, sysfs):
+def test_disabled_namespace_reads_no_bytes_and_comes_back_elsewhere(
+    served: Any, sysfs: Sysfs
+) -> None:
     subsystem, _, device = served
     identity = NamespaceIdentity(subsystem.nqn, 1)
     with opened(device) as descriptor:
@@ -78,7 +84,7 @@ def outcome_of(reading: Reading) -> bytes | int | None:
         return error.errno
 
 
-def gone(sysfs, identity: NamespaceIdentity) -> bool:
+def gone(sysfs: Sysfs, identity: NamespaceIdentity) -> bool:
     for _ in range(100):
         snapshot = asyncio.run(sysfs.snapshot())
         if all(identity.disagreement(each.identity) for each in snapshot.namespaces()):
@@ -87,7 +93,9 @@ def gone(sysfs, identity: NamespaceIdentity) -> bool:
     return False
 
 
-def test_descriptor_left_open_over_a_disconnect_reads_no_bytes(served, cli, sysfs):
+def test_descriptor_left_open_over_a_disconnect_reads_no_bytes(
+    served: Any, cli: NvmeCli, sysfs: Sysfs
+) -> None:
     subsystem, _, device = served
     with opened(device, os.O_RDWR) as descriptor:
         asyncio.run(disconnect_subsystem(subsystem.nqn, cli, sysfs))
@@ -95,7 +103,7 @@ def test_descriptor_left_open_over_a_disconnect_reads_no_bytes(served, cli, sysf
         assert Reading(descriptor).result() == b""
 
 
-def test_dropped_packets_block_a_read_until_they_flow_again(served):
+def test_dropped_packets_block_a_read_until_they_flow_again(served: Any) -> None:
     _, port, device = served
     with opened(device) as descriptor:
         port.drop_packets()
@@ -106,7 +114,7 @@ def test_dropped_packets_block_a_read_until_they_flow_again(served):
         assert reading.result() == CONTENT
 
 
-def test_delayed_packets_delay_a_read(served):
+def test_delayed_packets_delay_a_read(served: Any) -> None:
     _, port, device = served
     with opened(device) as descriptor:
         port.delay_packets(20)

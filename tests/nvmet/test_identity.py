@@ -2,14 +2,20 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fx100_lmcache.nvmf.check import Severity, check
+from fx100_lmcache.findings import Severity
+from fx100_lmcache.nvmf import parse
+from fx100_lmcache.nvmf.check import check
 from fx100_lmcache.nvmf.connect import connect_subsystem, disconnect_subsystem
 from fx100_lmcache.nvmf.errors import NamespaceNotFoundError
 from fx100_lmcache.nvmf.namespace_id import NamespaceIdentity
+from fx100_lmcache.nvmf.plan import HostIdentity
 from fx100_lmcache.nvmf.resolve import resolve
+from fx100_lmcache.nvmf.runner import NvmeCli
+from fx100_lmcache.nvmf.sysfs import Sysfs
 from support.nvmet_host import BLOCK_BYTES, opened, read_block, wanted
 from support.nvmet_target import Target
 
@@ -23,7 +29,9 @@ def read_first_block(device: str) -> bytes:
         return read_block(descriptor)
 
 
-def test_device_number_is_not_the_nsid(target: Target, cli, sysfs, host):
+def test_device_number_is_not_the_nsid(
+    target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity
+) -> None:
     subsystem, port = target.subsystem(), target.tcp_port()
     for nsid in (2, 3):
         subsystem.add_namespace(nsid, content=marked(f"namespace {nsid}"))
@@ -39,7 +47,9 @@ def test_device_number_is_not_the_nsid(target: Target, cli, sysfs, host):
         asyncio.run(resolve(NamespaceIdentity(subsystem.nqn, 1), sysfs))
 
 
-def test_identities_survive_a_reconnect_in_another_order(target: Target, cli, sysfs, host):
+def test_identities_survive_a_reconnect_in_another_order(
+    target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity
+) -> None:
     port = target.tcp_port()
     identities = {}
     requests = []
@@ -67,7 +77,9 @@ def test_identities_survive_a_reconnect_in_another_order(target: Target, cli, sy
     assert devices[0] != devices[1]
 
 
-def test_list_agrees_with_sysfs(target: Target, cli, sysfs, host):
+def test_list_agrees_with_sysfs(
+    target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity
+) -> None:
     subsystem, port = target.subsystem(), target.tcp_port()
     for nsid, size_bytes, lba_bytes in ((2, 8 << 20, 512), (7, 12 << 20, 4096)):
         subsystem.add_namespace(nsid, size_bytes, lba_bytes)
@@ -76,22 +88,31 @@ def test_list_agrees_with_sysfs(target: Target, cli, sysfs, host):
     for nsid in (2, 7):
         asyncio.run(resolve(NamespaceIdentity(subsystem.nqn, nsid), sysfs, timeout_s=10))
 
-    listed = asyncio.run(cli.list_namespaces())
-    [subsystem_listed] = [
-        each for each in asyncio.run(cli.list_subsystems()) if each.nqn == subsystem.nqn
-    ]
+    def printed(*command: str) -> Any:
+        return parse.find_json(asyncio.run(cli.run(*command, "-o", "json")).stdout, "nvme", "")
 
-    seen = {
-        (each.device, each.identity.nsid, each.size_bytes, each.lba_bytes)
-        for each in asyncio.run(sysfs.snapshot()).namespaces()
+    listed = {
+        (each["DevicePath"], int(each["PhysicalSize"]), int(each["SectorSize"]))
+        for each in printed("list")["Devices"]
     }
-    assert {(each.device, each.nsid, each.size_bytes, each.lba_bytes) for each in listed} == seen
-    assert {nsid for _, nsid, _, _ in seen} >= {2, 7}
-    assert subsystem_listed.paths[0].address.trsvcid == str(port.service)
-    assert subsystem_listed.paths[0].state == "live"
+    snapshot = asyncio.run(sysfs.snapshot())
+    assert listed == {(n.device, n.size_bytes, n.lba_bytes) for n in snapshot.namespaces()}
+    assert {n.identity.nsid for n in snapshot.namespaces()} >= {2, 7}
+    hosts = printed("list-subsys")
+    [path] = [
+        path
+        for host_entry in (hosts if isinstance(hosts, list) else [hosts])
+        for each in host_entry["Subsystems"]
+        if each["NQN"] == subsystem.nqn
+        for path in each["Paths"]
+    ]
+    assert f"trsvcid={port.service}" in path["Address"]
+    assert path["State"] == "live"
 
 
-def test_nguid_from_the_target_is_seen(target: Target, cli, sysfs, host):
+def test_nguid_from_the_target_is_seen(
+    target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity
+) -> None:
     nguid = "0123456789abcdef0123456789abcdef"
     subsystem, port = target.subsystem(), target.tcp_port()
     namespace = subsystem.add_namespace(4, nguid=nguid)
@@ -103,7 +124,9 @@ def test_nguid_from_the_target_is_seen(target: Target, cli, sysfs, host):
     assert found.identity == NamespaceIdentity(subsystem.nqn, 4, nguid, None, namespace.uuid)
 
 
-def test_blocks_of_4096_bytes_are_seen_as_such(target: Target, cli, sysfs, host):
+def test_blocks_of_4096_bytes_are_seen_as_such(
+    target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity
+) -> None:
     subsystem, port = target.subsystem(), target.tcp_port()
     subsystem.add_namespace(1, lba_bytes=4096)
     port.offer(subsystem)
@@ -115,7 +138,9 @@ def test_blocks_of_4096_bytes_are_seen_as_such(target: Target, cli, sysfs, host)
     assert found.size_bytes == 8 << 20
 
 
-def test_hidden_path_nodes_are_never_offered(target: Target, cli, sysfs, host):
+def test_hidden_path_nodes_are_never_offered(
+    target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity
+) -> None:
     subsystem, ports = target.subsystem(), [target.tcp_port(), target.tcp_port()]
     subsystem.add_namespace(1)
     for port in ports:
@@ -135,7 +160,9 @@ def test_hidden_path_nodes_are_never_offered(target: Target, cli, sysfs, host):
     assert names.isdisjoint(hidden)
 
 
-def test_ana_states_are_seen_per_path(target: Target, cli, sysfs, host):
+def test_ana_states_are_seen_per_path(
+    target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity
+) -> None:
     subsystem, ports = target.subsystem(), [target.tcp_port(), target.tcp_port()]
     subsystem.add_namespace(1)
     ports[0].set_ana_state("inaccessible")
@@ -151,7 +178,9 @@ def test_ana_states_are_seen_per_path(target: Target, cli, sysfs, host):
     assert any(each.what == "only non-optimized paths" for each in findings)
 
 
-def test_what_check_says_to_type_helps(target: Target, cli, sysfs, host):
+def test_what_check_says_to_type_helps(
+    target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity
+) -> None:
     subsystem, ports = target.subsystem(), [target.tcp_port(), target.tcp_port()]
     subsystem.add_namespace(1)
     for port in ports:

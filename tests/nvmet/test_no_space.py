@@ -1,12 +1,15 @@
 """Real namespaces that promise more space than their array has."""
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fx100_lmcache.nvmf.plan import HostIdentity
 from support.nvmet_store import MIB, Array, get, promised, put, state_of, wait_until
-from support.nvmet_target import BACKING, sh
+from support.nvmet_target import BACKING, Target, sh
 
 SPACE = 24 * MIB
 BALLAST = 6 * MIB
@@ -14,7 +17,7 @@ OBJECTS = 300  # of 256 KiB each: three times what there is space for
 
 
 @pytest.fixture
-def pool():
+def pool() -> Iterator[Any]:
     """What the namespaces share; its ballast is what others use of it."""
     folder = BACKING / "fx100-lab-pool"
     folder.mkdir()
@@ -26,7 +29,9 @@ def pool():
     folder.rmdir()
 
 
-def test_thin_namespaces_go_on_when_the_array_is_full(pool: Path, target, host, tmp_path):
+def test_thin_namespaces_go_on_when_the_array_is_full(
+    pool: Path, target: Target, host: HostIdentity, tmp_path: Path
+) -> None:
     """Reads go on, space is used again by eviction; when the array has some again, all is used."""
     array = Array(target, host, tmp_path)
     for _ in range(2):
@@ -50,7 +55,7 @@ def test_thin_namespaces_go_on_when_the_array_is_full(pool: Path, target, host, 
         assert {get(mounted, name).outcome for name in there} == {"hit"}
         assert names[-1] in there
         (pool / "ballast").unlink()
-        healthy_s = wait_until("the store is healthy", lambda: mounted.store.healthy)
+        healthy_s = wait_until("the store is healthy", lambda: not mounted.store.problems())
         assert put(mounted, "last").outcome == "stored"
         print(f"{dict(outcomes)}, {len(there)} there, healthy after {healthy_s:.1f} s")
     with array.mounted() as again:

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,9 @@ from fx100_lmcache.errors import FX100Error, WrongVolumeError
 from fx100_lmcache.mount import mount
 from fx100_lmcache.nvmf.errors import NamespaceNotFoundError
 from fx100_lmcache.nvmf.parse import DISCOVERY_NQN
+from fx100_lmcache.nvmf.plan import HostIdentity
+from fx100_lmcache.nvmf.runner import NvmeCli
+from fx100_lmcache.nvmf.sysfs import Sysfs
 from fx100_lmcache.volume.arrival import wait_for_members
 from support.nvmet_store import MIB, Array, bytes_of, fx100, get, promised, put
 from support.nvmet_target import ADDRESS, Target
@@ -19,13 +24,15 @@ CHUNKS = 117  # of 256 tokens: a session of 29,800
 
 
 @pytest.fixture
-def array(target: Target, host, tmp_path, request) -> Array:
+def array(
+    target: Target, host: HostIdentity, tmp_path: Path, request: pytest.FixtureRequest
+) -> Array:
     """Make an array without members; over tcp, unless a test asks for another transport."""
     return Array(target, host, tmp_path, getattr(request, "param", "tcp"))
 
 
 @pytest.mark.parametrize("array", ["tcp", "loop"], indirect=True)
-def test_session_survives_a_reconnect_under_other_names(array: Array):
+def test_session_survives_a_reconnect_under_other_names(array: Array) -> None:
     for _ in range(4):
         array.add()
     config = array.configure()
@@ -60,7 +67,9 @@ def test_session_survives_a_reconnect_under_other_names(array: Array):
     assert json.loads(verified.stdout)["entries"] == CHUNKS
 
 
-def test_a_server_that_starts_before_the_array_waits_and_connects(array: Array, caplog):
+def test_a_server_that_starts_before_the_array_waits_and_connects(
+    array: Array, caplog: pytest.LogCaptureFixture
+) -> None:
     """At boot: nothing is connected, and the array's port opens only after a while."""
     for _ in range(2):
         array.add()
@@ -86,7 +95,7 @@ def test_a_server_that_starts_before_the_array_waits_and_connects(array: Array, 
         assert get(mounted, "before").outcome == "hit"
 
 
-def test_a_command_may_wait_and_connect(array: Array):
+def test_a_command_may_wait_and_connect(array: Array) -> None:
     array.add()
     config = array.configure(reconnect=True)
     array.connect()
@@ -102,7 +111,9 @@ def test_a_command_may_wait_and_connect(array: Array):
     assert connected.exit_code == 0, connected.output
 
 
-def test_check_does_not_judge_what_others_have_connected(array: Array, target, cli, sysfs, host):
+def test_check_does_not_judge_what_others_have_connected(
+    array: Array, target: Target, cli: NvmeCli, sysfs: Sysfs, host: HostIdentity
+) -> None:
     array.add()
     config = array.configure()
     array.connect()
@@ -124,7 +135,7 @@ def test_check_does_not_judge_what_others_have_connected(array: Array, target, c
     assert {each["subsystem_nqn"] for each in told["others"]} >= {other.nqn, DISCOVERY_NQN}
 
 
-def devices(config) -> dict[int, str]:
+def devices(config: Any) -> dict[int, str]:
     """Return the device of each member, as ``fx100 nvme list`` tells it."""
     listed = fx100("nvme", "list", config, "--json")
     assert listed.exit_code == 0, listed.output
@@ -133,7 +144,7 @@ def devices(config) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("lba_bytes", [512, 4096])
-def test_members_of_unequal_size_hold_what_they_can(array: Array, lba_bytes):
+def test_members_of_unequal_size_hold_what_they_can(array: Array, lba_bytes: int) -> None:
     for size in (24, 32, 40, 48):
         array.add(size * MIB, lba_bytes)
     array.configure()
@@ -151,7 +162,7 @@ def test_members_of_unequal_size_hold_what_they_can(array: Array, lba_bytes):
     assert len(bytes_of("object-99", lengths["object-99"])) == lengths["object-99"]
 
 
-def test_full_volume_of_4096_byte_blocks_evicts_and_serves(array: Array):
+def test_full_volume_of_4096_byte_blocks_evicts_and_serves(array: Array) -> None:
     for _ in range(2):
         array.add(16 * MIB, 4096)
     array.configure()
@@ -166,7 +177,7 @@ def test_full_volume_of_4096_byte_blocks_evicts_and_serves(array: Array):
         assert {get(mounted, name).outcome for name in kept} == {"hit"}
 
 
-def test_member_of_another_volume_is_named(array: Array):
+def test_member_of_another_volume_is_named(array: Array) -> None:
     for _ in range(4):
         array.add(16 * MIB)
     config = array.configure()
@@ -190,7 +201,7 @@ def test_member_of_another_volume_is_named(array: Array):
     )
 
 
-def test_namespace_that_is_not_connected_is_named(array: Array):
+def test_namespace_that_is_not_connected_is_named(array: Array) -> None:
     for _ in range(2):
         array.add(16 * MIB)
     config = array.configure()
@@ -209,7 +220,7 @@ def test_namespace_that_is_not_connected_is_named(array: Array):
     assert fx100("nvme", "list", config).exit_code == 1
 
 
-def test_disconnect_refuses_a_volume_in_use(array: Array):
+def test_disconnect_refuses_a_volume_in_use(array: Array) -> None:
     array.add()
     config = array.configure()
     array.connect()

@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fx100_lmcache.admin.inspect import inspect
 from fx100_lmcache.config import load
 from fx100_lmcache.mount import Mounted, mount
+from fx100_lmcache.nvmf.plan import HostIdentity
 from support.nvmet_store import (
     MIB,
     PREFILLED,
@@ -45,11 +48,11 @@ class Running:
     traffic: Traffic
 
     @property
-    def port(self):
+    def port(self) -> Any:
         return self.array.ports[HIT][0]
 
     @property
-    def namespace(self):
+    def namespace(self) -> Any:
         return self.array.subsystems[HIT].namespaces[1]
 
     def names(self, member: int) -> list[str]:
@@ -115,7 +118,7 @@ class Running:
 
 
 @pytest.fixture
-def array(target: Target, host, tmp_path) -> Array:
+def array(target: Target, host: HostIdentity, tmp_path: Path) -> Array:
     made = Array(target, host, tmp_path)
     made.add()
     made.add()
@@ -123,7 +126,7 @@ def array(target: Target, host, tmp_path) -> Array:
 
 
 @contextmanager
-def running(array: Array, **settings) -> Iterator[Running]:
+def running(array: Array, **settings: Any) -> Iterator[Running]:
     """Open a store of width 1 on the array, with traffic."""
     array.configure(stripe={"width": 1}, **settings)
     array.connect()
@@ -132,7 +135,7 @@ def running(array: Array, **settings) -> Iterator[Running]:
         yield Running(array, mounted, traffic)
 
 
-def test_lost_path_fails_fast_and_the_same_descriptor_comes_back(array):
+def test_lost_path_fails_fast_and_the_same_descriptor_comes_back(array: Array) -> None:
     with running(array) as run:  # fast_io_fail_tmo 2 s: before the deadline of 3 s
         before = run.mounted.engine.member(HIT)
         run.port.take_away()
@@ -147,7 +150,9 @@ def test_lost_path_fails_fast_and_the_same_descriptor_comes_back(array):
         run.end("port away, fast_io_fail", away_s, back_s)
 
 
-def test_controller_dropped_after_its_loss_time_out_comes_back_after_a_connect(array):
+def test_controller_dropped_after_its_loss_time_out_comes_back_after_a_connect(
+    array: Array,
+) -> None:
     timers = {"ctrl_loss_timeout": "3s", "fast_io_fail": "3s"}
     with running(array, timers=timers) as run:
         before = run.mounted.engine.member(HIT)
@@ -166,13 +171,18 @@ def test_controller_dropped_after_its_loss_time_out_comes_back_after_a_connect(a
         run.end("port away, ctrl_loss", away_s, back_s)
 
 
-def test_controller_dropped_after_its_loss_time_out_is_connected_again_by_itself(array):
+def test_controller_dropped_after_its_loss_time_out_is_connected_again_by_itself(
+    array: Array,
+) -> None:
     timers = {"ctrl_loss_timeout": "3s", "fast_io_fail": "3s"}
     with running(array, timers=timers, reconnect=True) as run:
         before = run.mounted.engine.member(HIT)
         run.port.take_away()
         away_s = run.wait_away()
-        failures = lambda: run.mounted.store.counts().get("nvme_reconnect_failures", 0)  # noqa: E731
+
+        def failures() -> int:
+            return run.mounted.store.counts().get("nvme_reconnect_failures", 0)
+
         wait_until("the node vanishes", lambda: not array.controllers(HIT))
         wait_until("a connect fails", lambda: failures() >= 1)
         run.others_go_on()
@@ -185,7 +195,7 @@ def test_controller_dropped_after_its_loss_time_out_is_connected_again_by_itself
         run.end("port away, ctrl_loss, reconnected", away_s, back_s)
 
 
-def test_silent_packet_loss_is_bounded_by_our_deadline(array):
+def test_silent_packet_loss_is_bounded_by_our_deadline(array: Array) -> None:
     with running(array) as run:
         run.port.drop_packets()
         away_s = run.wait_away()
@@ -198,7 +208,7 @@ def test_silent_packet_loss_is_bounded_by_our_deadline(array):
         run.end("packets dropped", away_s, back_s)
 
 
-def test_load_into_foreign_memory_stays_open_until_the_kernel_lets_go(array):
+def test_load_into_foreign_memory_stays_open_until_the_kernel_lets_go(array: Array) -> None:
     """The one exception to the deadline: with `hold`, the buffer stays owned by the load."""
     threads = {"reader_threads": 16, "writer_threads": 2, "direct": "require"}
     with running(array, io=threads) as run:  # so many that no load waits for another one
@@ -224,7 +234,7 @@ def test_load_into_foreign_memory_stays_open_until_the_kernel_lets_go(array):
         run.end("held loads", away_s, back_s)
 
 
-def test_disabled_namespace_comes_back_under_another_name(array):
+def test_disabled_namespace_comes_back_under_another_name(array: Array) -> None:
     with running(array) as run:
         before = run.mounted.engine.member(HIT).name
         run.namespace.disable()
@@ -238,7 +248,7 @@ def test_disabled_namespace_comes_back_under_another_name(array):
         run.end("namespace disabled", away_s, back_s)
 
 
-def test_removed_controller_comes_back_after_a_connect(array):
+def test_removed_controller_comes_back_after_a_connect(array: Array) -> None:
     with running(array) as run:
         array.disconnect(HIT)
         away_s = run.wait_away()
@@ -249,7 +259,7 @@ def test_removed_controller_comes_back_after_a_connect(array):
         run.end("controller removed", away_s, back_s)
 
 
-def test_member_comes_back_although_another_one_hangs(array):
+def test_member_comes_back_although_another_one_hangs(array: Array) -> None:
     """A probe that looks for one member must not get caught by the other."""
     with running(array) as run:
         run.namespace.disable()
@@ -265,7 +275,11 @@ def test_member_comes_back_although_another_one_hangs(array):
         run.end("one renamed, one hanging", away_s, back_s)
 
 
-def test_shards_of_two_processes_come_back_on_their_own(array):
+def is_up(mounted: Mounted) -> bool:
+    return state_of(mounted, HIT) == "up"
+
+
+def test_shards_of_two_processes_come_back_on_their_own(array: Array) -> None:
     """As with one rank per store: each finds the renamed namespace, and keeps its own shard."""
     config = array.configure(volume={"shards": 2})
     array.connect()
@@ -281,7 +295,7 @@ def test_shards_of_two_processes_come_back_on_their_own(array):
                 assert get(mounted, f"object-{shard}").outcome == "error"
         namespace.enable()
         for mounted in stores:
-            wait_until("the member is back", lambda m=mounted: state_of(m, HIT) == "up")
+            wait_until("the member is back", partial(is_up, mounted))
         for shard, mounted in enumerate(stores):
             assert get(mounted, f"object-{shard}").outcome == "hit"
             assert promised(mounted, [f"object-{1 - shard}"]) == set()
@@ -290,7 +304,7 @@ def test_shards_of_two_processes_come_back_on_their_own(array):
         assert [mounted.close() for mounted in stores] == [0, 0]
 
 
-def test_target_restart(array):
+def test_target_restart(array: Array) -> None:
     with running(array) as run:
         for ports in array.ports:
             ports[0].take_away()
@@ -307,7 +321,9 @@ def test_target_restart(array):
         run.end("target restart", back_s)
 
 
-def test_striped_volume_goes_on_with_the_rest(target, host, tmp_path):
+def test_striped_volume_goes_on_with_the_rest(
+    target: Target, host: HostIdentity, tmp_path: Path
+) -> None:
     """With objects over all members a lost member costs what was there, but not the service."""
     array = Array(target, host, tmp_path)
     for _ in range(3):
@@ -336,7 +352,7 @@ def test_striped_volume_goes_on_with_the_rest(target, host, tmp_path):
         traffic.all_back()
 
 
-def test_controller_reset_is_not_noticed(array):
+def test_controller_reset_is_not_noticed(array: Array) -> None:
     with running(array) as run:
         [controller] = array.controllers(HIT)
         start = time.monotonic()
@@ -357,7 +373,7 @@ def reset(name: str) -> None:
 
 
 @pytest.mark.parametrize("netem", [{"delay_ms": 20}, {"delay_ms": 1, "loss_percent": 5}])
-def test_slow_and_lossy_paths_only_cost_time(array, netem):
+def test_slow_and_lossy_paths_only_cost_time(array: Array, netem: dict[str, Any]) -> None:
     with running(array, deadlines={"load": "20s", "store": "20s", "stuck_io": "60s"}) as run:
         start = time.monotonic()
         run.port.delay_packets(**netem)
@@ -369,7 +385,7 @@ def test_slow_and_lossy_paths_only_cost_time(array, netem):
         run.end(f"netem {netem}", 0.0)
 
 
-def test_only_object_of_a_lost_path_is_not_dropped(array):
+def test_only_object_of_a_lost_path_is_not_dropped(array: Array) -> None:
     """Asking for one object again and again while its path goes is no proof of bad media."""
     array.configure(stripe={"width": 1})
     array.connect()

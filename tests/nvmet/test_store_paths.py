@@ -1,10 +1,13 @@
 """Two paths to every namespace: ANA failover under traffic, no usable path, and one path lost."""
 
 import time
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from fx100_lmcache.mount import Mounted
+from fx100_lmcache.nvmf.plan import HostIdentity
 from fx100_lmcache.volume import opening as access
 from support.nvmet_store import Array, Traffic, put_at_last, wait_until
 from support.nvmet_target import Target, sh
@@ -13,7 +16,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture
-def array(target: Target, host, tmp_path) -> Array:
+def array(target: Target, host: HostIdentity, tmp_path: Path) -> Array:
     made = Array(target, host, tmp_path)
     for _ in range(2):
         made.add(paths=2)
@@ -31,13 +34,17 @@ def set_paths(array: Array, first: str, second: str) -> None:
         other.set_ana_state(second)
 
 
-def test_failover_misses_at_most_what_was_in_flight(array: Array):
+def hits_since(traffic: Traffic, at_s: float) -> bool:
+    return len(traffic.since(at_s, "hit")) >= 10
+
+
+def test_failover_misses_at_most_what_was_in_flight(array: Array) -> None:
     with array.mounted() as mounted, Traffic(mounted, readers=3) as traffic:
         start = time.monotonic()
         for states in (("inaccessible", "optimized"), ("optimized", "inaccessible")):
             set_paths(array, *states)
             switched = time.monotonic()
-            wait_until("loads hit", lambda at=switched: len(traffic.since(at, "hit")) >= 10)
+            wait_until("loads hit", partial(hits_since, traffic, switched))
         time.sleep(1)
         traffic.__exit__(None)
         traffic.check()
@@ -49,7 +56,7 @@ def test_failover_misses_at_most_what_was_in_flight(array: Array):
         print(f"\nfailover: {traffic.summary()}")
 
 
-def test_lost_port_of_two_is_covered_by_the_other(array: Array):
+def test_lost_port_of_two_is_covered_by_the_other(array: Array) -> None:
     set_paths(array, "optimized", "optimized")
     with array.mounted() as mounted, Traffic(mounted, readers=3) as traffic:
         start = time.monotonic()
@@ -88,7 +95,9 @@ def end(mounted: Mounted, traffic: Traffic, what: str) -> None:
     print(f"  counts: {mounted.store.counts()}")
 
 
-def test_removed_path_of_two_is_connected_again_by_itself(array: Array, monkeypatch):
+def test_removed_path_of_two_is_connected_again_by_itself(
+    array: Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(access, "LOOK_S", 2.0)
     array.configure(reconnect=True)
     set_paths(array, "optimized", "optimized")
@@ -106,8 +115,8 @@ def test_removed_path_of_two_is_connected_again_by_itself(array: Array, monkeypa
 
 
 def test_path_of_two_that_the_kernel_gives_up_is_connected_again_by_itself(
-    array: Array, monkeypatch
-):
+    array: Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(access, "LOOK_S", 2.0)
     array.configure(reconnect=True, timers={"ctrl_loss_timeout": "3s", "fast_io_fail": "2s"})
     array.connect()  # sets the time-outs
@@ -128,7 +137,7 @@ def test_path_of_two_that_the_kernel_gives_up_is_connected_again_by_itself(
         end(mounted, traffic, f"path given up, back after {back_s:.1f} s")
 
 
-def test_without_a_usable_path_loads_end_at_their_deadline(array: Array):
+def test_without_a_usable_path_loads_end_at_their_deadline(array: Array) -> None:
     with array.mounted() as mounted, Traffic(mounted) as traffic:
         set_paths(array, "inaccessible", "inaccessible")
         wait_until("lookups promise nothing", lambda: mounted.engine.down_mask() == 0b11)

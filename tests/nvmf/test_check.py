@@ -1,7 +1,10 @@
+from typing import Any
+
 import pytest
 
 from fx100_lmcache.config import NvmeAddress, NvmeSubsystem
-from fx100_lmcache.nvmf.check import Severity, check, worst
+from fx100_lmcache.findings import Severity, worst
+from fx100_lmcache.nvmf.check import check
 from fx100_lmcache.nvmf.namespace_id import NamespaceIdentity
 from fx100_lmcache.nvmf.snapshot import (
     NEVER,
@@ -11,11 +14,11 @@ from fx100_lmcache.nvmf.snapshot import (
 from support.nvmf_parts import NQN, controller, namespace, snapshot
 
 
-def bad(findings):
+def bad(findings: Any) -> Any:
     return [each for each in findings if each.severity in (Severity.WARNING, Severity.PROBLEM)]
 
 
-def test_all_well_says_so_for_every_part():
+def test_all_well_says_so_for_every_part() -> None:
     findings = check(snapshot(), cpus=8)
 
     assert worst(findings) is Severity.OK
@@ -24,12 +27,12 @@ def test_all_well_says_so_for_every_part():
     assert any("fails after 2 s" in finding.what for finding in findings)
 
 
-def test_nothing_there_is_nothing_to_say():
+def test_nothing_there_is_nothing_to_say() -> None:
     assert check(Snapshot()) == []
     assert worst([]) is Severity.OK
 
 
-def test_local_drives_are_left_out():
+def test_local_drives_are_left_out() -> None:
     assert check(snapshot(controller(1, transport="pcie"))) == []
 
 
@@ -50,7 +53,7 @@ def test_local_drives_are_left_out():
         ({"io_queues": 1}, "warning", "1 I/O queues, 4 would be right", "nr_io_queues"),
     ],
 )  # fmt: skip
-def test_controller(change, severity, what, do):
+def test_controller(change: dict[str, Any], severity: str, what: str, do: str) -> None:
     [finding] = bad(check(snapshot(controller(1, **change), controller(2)), cpus=8))
 
     assert finding.severity == severity
@@ -61,11 +64,11 @@ def test_controller(change, severity, what, do):
     assert str(finding).startswith(f"{severity}: nvme1 ")
 
 
-def test_waiting_for_ever_is_fine_where_io_fails_fast():
+def test_waiting_for_ever_is_fine_where_io_fails_fast() -> None:
     assert bad(check(snapshot(controller(1, ctrl_loss_timeout_s=NEVER), controller(2)))) == []
 
 
-def test_slow_reconnect_is_noted():
+def test_slow_reconnect_is_noted() -> None:
     findings = check(snapshot(controller(1, reconnect_delay_s=30), controller(2)))
 
     assert [each.severity for each in findings if "30 s between" in each.what] == [Severity.NOTE]
@@ -84,7 +87,7 @@ def test_slow_reconnect_is_noted():
         (None, 16, 64, True),
     ],
 )
-def test_number_of_queues(have, asked, cpus, enough):
+def test_number_of_queues(have: int | None, asked: int | None, cpus: int, enough: bool) -> None:
     wanted = [subsystem(nr_io_queues=asked)]
     found = bad(check(snapshot(controller(1, io_queues=have), controller(2, io_queues=64)), wanted,
                       cpus))  # fmt: skip
@@ -92,32 +95,32 @@ def test_number_of_queues(have, asked, cpus, enough):
     assert (found == []) is enough
 
 
-def subsystem(**changes) -> NvmeSubsystem:
+def subsystem(**changes: Any) -> NvmeSubsystem:
     addresses = (NvmeAddress(traddr="10.0.0.1"), NvmeAddress(traddr="10.0.0.2"))
     return NvmeSubsystem(subsystem_nqn=NQN, addresses=addresses, **changes)
 
 
-def test_numa_policy_leaves_paths_idle():
+def test_numa_policy_leaves_paths_idle() -> None:
     [finding] = bad(check(snapshot(iopolicy="numa")))
 
     assert "2 paths live, I/O policy numa" in finding.what
     assert "echo round-robin > /sys/class/nvme-subsystem/nvme-subsys0/iopolicy" in finding.do
 
 
-def test_one_path_is_noted():
+def test_one_path_is_noted() -> None:
     findings = check(snapshot(controller(1), iopolicy="numa"))
 
     assert bad(findings) == []
     assert any(each.what == "one path" for each in findings)
 
 
-def test_no_live_path_is_a_problem():
+def test_no_live_path_is_a_problem() -> None:
     down = [controller(number, state="connecting") for number in (1, 2)]
 
     assert any("none of 2 paths is live" in each.what for each in bad(check(snapshot(*down))))
 
 
-def test_path_that_is_configured_and_missing():
+def test_path_that_is_configured_and_missing() -> None:
     [finding] = bad(check(snapshot(controller(1)), [subsystem()]))
 
     assert finding.severity is Severity.PROBLEM
@@ -125,7 +128,7 @@ def test_path_that_is_configured_and_missing():
     assert finding.do == "fx100 nvme connect"
 
 
-def test_fewer_commands_than_wanted_is_noted():
+def test_fewer_commands_than_wanted_is_noted() -> None:
     findings = check(snapshot(controller(1, queue_size=32), controller(2)), [subsystem()])
 
     assert any("32 commands per queue, 128 wanted" in each.what for each in findings)
@@ -165,7 +168,7 @@ def test_fewer_commands_than_wanted_is_noted():
         ),
     ],
 )
-def test_namespace(change, severity, what, do):
+def test_namespace(change: dict[str, Any], severity: str, what: str, do: str) -> None:
     [finding] = bad(check(snapshot(namespace(**change))))
 
     assert finding.severity == severity
@@ -175,7 +178,7 @@ def test_namespace(change, severity, what, do):
     assert do in finding.do
 
 
-def test_a_target_that_states_no_limit_is_noted():
+def test_a_target_that_states_no_limit_is_noted() -> None:
     """nvmet over tcp: max_hw_sectors_kb is 2147483644, and still large requests may fail."""
     findings = check(snapshot(namespace(max_hw_sectors_kb=2147483644, max_sectors_kb=1280)))
 
@@ -184,11 +187,11 @@ def test_a_target_that_states_no_limit_is_noted():
     assert "max_io" in finding.why
 
 
-def test_a_device_with_a_small_limit_of_its_own_is_accepted():
+def test_a_device_with_a_small_limit_of_its_own_is_accepted() -> None:
     assert bad(check(snapshot(namespace(max_hw_sectors_kb=512, max_sectors_kb=512)))) == []
 
 
-def test_unknown_limit_is_noted():
+def test_unknown_limit_is_noted() -> None:
     findings = check(snapshot(namespace(max_hw_sectors_kb=None)))
 
     assert any(each.what == "transfer limit unknown" for each in findings)

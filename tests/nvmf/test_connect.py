@@ -2,6 +2,8 @@
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,15 +69,15 @@ class FakeCli(NvmeCli):
 
 
 @pytest.fixture
-def tree(tmp_path):
+def tree(tmp_path: Path) -> Any:
     return FakeSysfs(tmp_path / "sys")
 
 
-def run(coroutine):
+def run(coroutine: Any) -> Any:
     return asyncio.run(coroutine)
 
 
-def test_connects_and_sets_the_time_out_then_does_nothing(tree):
+def test_connects_and_sets_the_time_out_then_does_nothing(tree: Any) -> None:
     cli, sysfs = FakeCli(tree), Sysfs(tree.root)
 
     first = run(connect_subsystem(WANTED, HOST, cli, sysfs))
@@ -89,7 +91,7 @@ def test_connects_and_sets_the_time_out_then_does_nothing(tree):
     assert cli.calls == ["connect", "connect"]
 
 
-def test_dry_run_runs_nothing(tree):
+def test_dry_run_runs_nothing(tree: Any) -> None:
     cli = FakeCli(tree)
 
     report = run(connect_subsystem(WANTED, HOST, cli, Sysfs(tree.root), dry_run=True))
@@ -99,7 +101,7 @@ def test_dry_run_runs_nothing(tree):
     assert report.done == []
 
 
-def test_one_dead_path_does_not_stop_the_other(tree):
+def test_one_dead_path_does_not_stop_the_other(tree: Any) -> None:
     cli = FakeCli(tree, dead=("10.0.0.1",))
 
     report = run(connect_subsystem(WANTED, HOST, cli, Sysfs(tree.root)))
@@ -110,7 +112,7 @@ def test_one_dead_path_does_not_stop_the_other(tree):
     assert len(report.done) == 2
 
 
-def test_all_paths_dead_is_an_error(tree):
+def test_all_paths_dead_is_an_error(tree: Any) -> None:
     cli = FakeCli(tree, dead=("10.0.0.1", "10.0.0.2"))
 
     with pytest.raises(UnreachableError):
@@ -157,7 +159,9 @@ class Odd(FakeCli):
 
 
 @pytest.mark.parametrize(("version", "exit_code", "said"), ALREADY)
-def test_connected_is_connected_whatever_the_command_says(tree, version, exit_code, said):
+def test_connected_is_connected_whatever_the_command_says(
+    tree: Any, version: Any, exit_code: Any, said: Any
+) -> None:
     cli = Odd(tree, exit_code, said, does_it=True)
 
     report = run(connect_subsystem(WANTED, HOST, cli, Sysfs(tree.root)))
@@ -169,8 +173,8 @@ def test_connected_is_connected_whatever_the_command_says(tree, version, exit_co
 
 @pytest.mark.parametrize(("version", "exit_code", "said"), ALREADY)
 def test_what_is_not_there_is_not_connected_whatever_the_command_says(
-    tree, version, exit_code, said
-):
+    tree: Any, version: Any, exit_code: Any, said: Any
+) -> None:
     cli = Odd(tree, exit_code, said, does_it=False)
 
     with pytest.raises(CommandError) as caught:
@@ -180,14 +184,16 @@ def test_what_is_not_there_is_not_connected_whatever_the_command_says(
     assert caught.value.remedy
 
 
-def test_a_success_without_a_controller_is_a_failure(tree, monkeypatch):
+def test_a_success_without_a_controller_is_a_failure(
+    tree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connect, "SETTLE_S", 0.05)
     cli = Odd(tree, 0, "connecting to device: nvme0", does_it=False)
 
     with pytest.raises(NvmeError, match="there is no controller for 10") as caught:
         run(connect_subsystem(WANTED, HOST, cli, Sysfs(tree.root)))
 
-    assert "dmesg" in caught.value.remedy
+    assert "dmesg" in (caught.value.remedy or "")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +211,9 @@ def test_a_success_without_a_controller_is_a_failure(tree, monkeypatch):
         ({"hostnqn": "nqn.2014-08.org.nvmexpress:uuid:other", "hostid": "other"}, False),
     ],
 )
-def test_only_the_wanted_controller_counts(tree, monkeypatch, attributes, connected):
+def test_only_the_wanted_controller_counts(
+    tree: Any, monkeypatch: pytest.MonkeyPatch, attributes: dict[str, Any], connected: bool
+) -> None:
     """Somebody connects between our look and our step; it may be something else."""
     monkeypatch.setattr(connect, "SETTLE_S", 0.05)
     wanted = NvmeSubsystem(subsystem_nqn=NQN, addresses=(NvmeAddress(traddr="10.0.0.1"),))
@@ -224,7 +232,7 @@ def test_only_the_wanted_controller_counts(tree, monkeypatch, attributes, connec
         run(attempt)
 
 
-def test_one_that_is_being_made_is_waited_for(tree):
+def test_one_that_is_being_made_is_waited_for(tree: Any) -> None:
     wanted = NvmeSubsystem(subsystem_nqn=NQN, addresses=(NvmeAddress(traddr="10.0.0.1"),))
     looks = []
 
@@ -245,8 +253,10 @@ def test_one_that_is_being_made_is_waited_for(tree):
     assert len(looks) == 4
 
 
-def test_a_time_out_that_cannot_be_set_is_an_error(tree, monkeypatch):
-    async def refuse(*_arguments):
+def test_a_time_out_that_cannot_be_set_is_an_error(
+    tree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_arguments: Any) -> None:
         raise SettingError("cannot write")
 
     sysfs = Sysfs(tree.root)
@@ -256,7 +266,9 @@ def test_a_time_out_that_cannot_be_set_is_an_error(tree, monkeypatch):
         run(connect_subsystem(WANTED, HOST, FakeCli(tree), sysfs))
 
 
-def test_controllers_that_do_not_become_live_are_noted(tree, monkeypatch):
+def test_controllers_that_do_not_become_live_are_noted(
+    tree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connect, "SETTLE_S", 0.2)
     tree.subsystem()
     for number, address in enumerate(("10.0.0.1", "10.0.0.2")):
@@ -270,7 +282,7 @@ def test_controllers_that_do_not_become_live_are_noted(tree, monkeypatch):
     assert sum("is connecting" in note for note in report.notes) == 2
 
 
-def test_host_names_are_resolved_before_comparing(tree):
+def test_host_names_are_resolved_before_comparing(tree: Any) -> None:
     tree.subsystem()
     tree.controller(address="traddr=127.0.0.1,trsvcid=4420")
     wanted = NvmeSubsystem(subsystem_nqn=NQN, addresses=(NvmeAddress(traddr="localhost"),))
@@ -281,10 +293,10 @@ def test_host_names_are_resolved_before_comparing(tree):
     assert cli.calls == []
 
 
-def test_a_check_compares_numbers_with_numbers(tree, monkeypatch):
+def test_a_check_compares_numbers_with_numbers(tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that is connected with one of its addresses is no missing path."""
 
-    async def resolve_host(address):
+    async def resolve_host(address: Any) -> Any:
         if address.traddr == "unknown":
             raise AddressError("resolve unknown", "no address", "correct it")
         return [replace(address, traddr=f"10.0.0.{number}") for number in (7, 1)]
@@ -306,14 +318,14 @@ def test_a_check_compares_numbers_with_numbers(tree, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["no-such-host.invalid", "x" * 64, "a..invalid"])
-def test_a_host_name_without_address(tree, name):
+def test_a_host_name_without_address(tree: Any, name: str) -> None:
     wanted = NvmeSubsystem(subsystem_nqn=NQN, addresses=(NvmeAddress(traddr=name),))
 
     with pytest.raises(AddressError, match=f"resolve {name}"):
         run(connect_subsystem(wanted, HOST, FakeCli(tree), Sysfs(tree.root)))
 
 
-def test_disconnect_twice(tree):
+def test_disconnect_twice(tree: Any) -> None:
     cli, sysfs = FakeCli(tree), Sysfs(tree.root)
     run(connect_subsystem(WANTED, HOST, cli, sysfs))
 
@@ -339,7 +351,9 @@ def test_disconnect_twice(tree):
     ],
 )
 @pytest.mark.parametrize("does_it", [True, False])
-def test_gone_is_gone_whatever_the_command_says(tree, monkeypatch, exit_code, said, does_it):
+def test_gone_is_gone_whatever_the_command_says(
+    tree: Any, monkeypatch: pytest.MonkeyPatch, exit_code: int, said: str, does_it: bool
+) -> None:
     monkeypatch.setattr(connect, "SETTLE_S", 0.05)
     tree.subsystem()
     tree.controller()
@@ -352,7 +366,7 @@ def test_gone_is_gone_whatever_the_command_says(tree, monkeypatch, exit_code, sa
         run(attempt)
 
 
-def test_one_that_is_about_to_go_counts_as_gone(tree, monkeypatch):
+def test_one_that_is_about_to_go_counts_as_gone(tree: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connect, "SETTLE_S", 0.05)
     tree.subsystem()
     tree.controller(state="deleting")
@@ -361,17 +375,17 @@ def test_one_that_is_about_to_go_counts_as_gone(tree, monkeypatch):
     assert len(run(disconnect_subsystem(NQN, cli, Sysfs(tree.root))).done) == 1
 
 
-def test_host_pair_from_the_configuration():
+def test_host_pair_from_the_configuration() -> None:
     assert run(host_identity("nqn.a", "id")) == HostIdentity("nqn.a", "id")
 
 
 @pytest.mark.parametrize("half", [{"nqn": "nqn.a"}, {"host_id": "id"}])
-def test_half_a_host_pair_is_refused(half):
+def test_half_a_host_pair_is_refused(half: dict[str, Any]) -> None:
     with pytest.raises(HostIdentityError, match="go together"):
         run(host_identity(**half))
 
 
-def test_host_pair_from_files(tmp_path):
+def test_host_pair_from_files(tmp_path: Path) -> None:
     (tmp_path / "hostnqn").write_text(f"{HOST_NQN}\n")
     (tmp_path / "hostid").write_text(f"{HOST_ID}\n")
 
@@ -388,7 +402,9 @@ def test_host_pair_from_files(tmp_path):
         (f"{HOST_NQN}\n{HOST_NQN}", HOST_ID, "hostnqn must hold one name"),
     ],
 )
-def test_host_files_that_cannot_be_used(tmp_path, hostnqn, hostid, message):
+def test_host_files_that_cannot_be_used(
+    tmp_path: Path, hostnqn: Any, hostid: Any, message: str
+) -> None:
     for name, text in (("hostnqn", hostnqn), ("hostid", hostid)):
         if text is not None:
             (tmp_path / name).write_text(text)

@@ -4,7 +4,9 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,14 +19,16 @@ OPTIONS = "transport=tcp,nqn=nqn.2024-01.io.fx100:array,traddr=10.0.0.1"
 
 
 @pytest.fixture
-def secret_file(tmp_path):
+def secret_file(tmp_path: Path) -> Any:
     file = tmp_path / "secret"
     file.write_text(f"{SECRET}\n")
     file.chmod(0o600)
     return file
 
 
-def test_options_and_secret_arrive_in_one_piece(secret_file, tmp_path, caplog):
+def test_options_and_secret_arrive_in_one_piece(
+    secret_file: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("DEBUG")
     device = tmp_path / "nvme-fabrics"
     device.touch()
@@ -36,12 +40,14 @@ def test_options_and_secret_arrive_in_one_piece(secret_file, tmp_path, caplog):
     assert SECRET not in caplog.text
 
 
-def test_secret_is_on_no_command_line_and_in_no_environment(secret_file, tmp_path):
+def test_secret_is_on_no_command_line_and_in_no_environment(
+    secret_file: Any, tmp_path: Path
+) -> None:
     """Hold the child in its open of a FIFO, and look at every process that can be seen."""
     device = tmp_path / "nvme-fabrics"
     os.mkfifo(device)
 
-    async def look():
+    async def look() -> Any:
         task = asyncio.create_task(connect_with_secret(OPTIONS, secret_file, 3.0, device))
         while not (children := list(processes_with(str(device)))):
             await asyncio.sleep(0.02)
@@ -63,7 +69,7 @@ def test_secret_is_on_no_command_line_and_in_no_environment(secret_file, tmp_pat
     assert seen == []
 
 
-def processes_with(argument: str):
+def processes_with(argument: str) -> Iterator[Any]:
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
@@ -73,7 +79,7 @@ def processes_with(argument: str):
                 continue
 
 
-def test_refusal_of_the_kernel_is_explained_without_the_secret(secret_file):
+def test_refusal_of_the_kernel_is_explained_without_the_secret(secret_file: Any) -> None:
     with pytest.raises(CommandError) as caught:
         asyncio.run(connect_with_secret(OPTIONS, secret_file, 30.0, Path("/dev/full")))
     assert "ENOSPC" in str(caught.value)
@@ -81,12 +87,12 @@ def test_refusal_of_the_kernel_is_explained_without_the_secret(secret_file):
     assert f"(from {secret_file})" in str(caught.value)
 
 
-def test_device_that_is_missing_says_what_to_load(secret_file, tmp_path):
+def test_device_that_is_missing_says_what_to_load(secret_file: Any, tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="modprobe nvme-fabrics"):
         asyncio.run(connect_with_secret(OPTIONS, secret_file, 30.0, tmp_path / "nvme-fabrics"))
 
 
-def test_options_that_are_too_long_for_the_kernel(tmp_path):
+def test_options_that_are_too_long_for_the_kernel(tmp_path: Path) -> None:
     device = tmp_path / "nvme-fabrics"
     device.touch()
     child = [sys.executable, "-m", fabrics.__name__, str(device)]
@@ -97,7 +103,7 @@ def test_options_that_are_too_long_for_the_kernel(tmp_path):
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
-def test_secret_that_others_may_read_is_refused(secret_file, mode):
+def test_secret_that_others_may_read_is_refused(secret_file: Any, mode: int) -> None:
     secret_file.chmod(mode)
     with pytest.raises(SecretError, match=f"chmod 600 {secret_file}"):
         asyncio.run(read_secret(secret_file))
@@ -106,13 +112,13 @@ def test_secret_that_others_may_read_is_refused(secret_file, mode):
 @pytest.mark.parametrize(
     "text", ["", "hunter2", f"{SECRET},nqn=other", f"{SECRET}\n{SECRET}", "DHHC-1:09:aaaa:", "\xff"]
 )
-def test_what_is_no_secret_is_refused_unseen(secret_file, text):
+def test_what_is_no_secret_is_refused_unseen(secret_file: Any, text: str) -> None:
     secret_file.write_text(text)
     with pytest.raises(SecretError, match="is no DH-HMAC-CHAP secret") as caught:
         asyncio.run(read_secret(secret_file))
     assert not text or text not in str(caught.value)
 
 
-def test_missing_secret_file(tmp_path):
+def test_missing_secret_file(tmp_path: Path) -> None:
     with pytest.raises(SecretError, match="cannot be read"):
         asyncio.run(read_secret(tmp_path / "none"))

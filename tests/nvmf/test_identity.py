@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,9 @@ NQN = "nqn.2024-01.io.fx100:array"
     prefix=st.sampled_from(["", "eui.", "uuid.", "0x"]),
     upper=st.booleans(),
 )
-def test_every_spelling_is_one_identity(value, group, separator, prefix, upper):
+def test_every_spelling_is_one_identity(
+    value: Any, group: Any, separator: Any, prefix: Any, upper: Any
+) -> None:
     digits = f"{value:032x}"
     spelled = separator.join(digits[at : at + group] for at in range(0, 32, group))
     spelled = prefix + (spelled.upper() if upper else spelled)
@@ -28,7 +32,7 @@ def test_every_spelling_is_one_identity(value, group, separator, prefix, upper):
 
 
 @pytest.mark.parametrize("nothing", [None, "", " ", "0", "0" * 32, "00-00-00-00"])
-def test_zero_and_empty_mean_absent(nothing):
+def test_zero_and_empty_mean_absent(nothing: str | None) -> None:
     identity = NamespaceIdentity(nguid=nothing, eui64=nothing, uuid=nothing, nsid=0)
 
     assert identity == NamespaceIdentity()
@@ -48,12 +52,12 @@ def test_zero_and_empty_mean_absent(nothing):
         ("nsid", "one"),
     ],
 )
-def test_what_is_no_identifier_is_refused_by_name(field, value):
+def test_what_is_no_identifier_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(IdentityError, match=field):
         NamespaceIdentity(**{field: value})
 
 
-def test_best_name_goes_by_uniqueness():
+def test_best_name_goes_by_uniqueness() -> None:
     every = {"nguid": NGUID, "eui64": "0011223344556677", "uuid": OTHER}
     full = NamespaceIdentity(NQN, 2, **every)
 
@@ -89,19 +93,19 @@ SEEN = NamespaceIdentity(NQN, 2, NGUID, None, OTHER)
         (NamespaceIdentity(eui64="0011223344556677"), "eui64 is none, not 0011223344556677"),
     ],
 )
-def test_every_name_that_is_given_must_agree(wanted, difference):
+def test_every_name_that_is_given_must_agree(wanted: Any, difference: str | None) -> None:
     found = wanted.disagreement(SEEN)
 
     assert found is None if difference is None else found.startswith(difference)
 
 
 @pytest.mark.parametrize("wanted", [NamespaceIdentity(), NamespaceIdentity(NQN)])
-def test_comparing_without_an_identity_is_an_error(wanted):
+def test_comparing_without_an_identity_is_an_error(wanted: Any) -> None:
     with pytest.raises(IdentityError, match="needs nguid"):
         wanted.disagreement(SEEN)
 
 
-def test_configured_namespace_becomes_an_identity():
+def test_configured_namespace_becomes_an_identity() -> None:
     configured = NvmeNamespace(nguid=NGUID, subsystem_nqn=NQN, nsid=2)
 
     identity = NamespaceIdentity(**configured.model_dump())

@@ -22,7 +22,7 @@ def run_pytest(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_elsewhere_they_are_deselected_by_name_and_with_the_reason():
+def test_elsewhere_they_are_deselected_by_name_and_with_the_reason() -> None:
     done = run_pytest("tests/nvmet")
 
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
@@ -32,7 +32,7 @@ def test_elsewhere_they_are_deselected_by_name_and_with_the_reason():
     assert "passed" not in done.stdout
 
 
-def test_asking_for_them_elsewhere_is_an_error():
+def test_asking_for_them_elsewhere_is_an_error() -> None:
     done = run_pytest("-m", "nvmet", "tests/nvmet")
 
     assert done.returncode == pytest.ExitCode.USAGE_ERROR

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -12,20 +14,21 @@ import yaml
 from fx100_lmcache import mount
 from fx100_lmcache.config import Config, load
 from fx100_lmcache.errors import ClaimError, DuplicateMemberError, MemberOpenError
+from fx100_lmcache.members import device
 from fx100_lmcache.members.device import DeviceMember
-from fx100_lmcache.mount import format_members, open_volume, plan_format
 from fx100_lmcache.nvmf.errors import NamespaceNotFoundError, NvmeError
 from fx100_lmcache.nvmf.namespace_id import NamespaceIdentity
 from fx100_lmcache.nvmf.reconnect import PathWatch
 from fx100_lmcache.nvmf.snapshot import Namespace
 from fx100_lmcache.testing.memory import MemoryMember
 from fx100_lmcache.volume import opening as access
-from fx100_lmcache.volume.opening import locate, member_paths, silent_devices
+from fx100_lmcache.volume.format import format_members, plan_format
+from fx100_lmcache.volume.opening import locate, member_paths, open_volume, silent_devices
 
 UUIDS = [f"00000000-0000-4000-8000-00000000000{number}" for number in range(3)]
 
 
-def configured(folder: Path, members: list[dict], **sections: object) -> Config:
+def configured(folder: Path, members: Sequence[object], **sections: object) -> Config:
     file = folder / "fx100.yaml"
     volume = {"members": members, "object": "256KiB"}
     file.write_text(yaml.safe_dump({"volume": volume, **sections}))
@@ -33,13 +36,13 @@ def configured(folder: Path, members: list[dict], **sections: object) -> Config:
 
 
 @pytest.fixture
-def devices(monkeypatch, tmp_path) -> dict[str, Path]:
+def devices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Path]:
     """Namespaces by UUID; their nodes are files."""
     nodes = {uuid: tmp_path / f"node-{number}" for number, uuid in enumerate(UUIDS[:2])}
     for node in nodes.values():
         node.touch()
 
-    async def resolve_all(wanted, sysfs) -> list[Namespace | NvmeError]:
+    async def resolve_all(wanted: Any, sysfs: Any) -> list[Namespace | NvmeError]:
         found = {NamespaceIdentity(uuid=uuid): str(node) for uuid, node in nodes.items()}
         return [
             Namespace("nvme0n1", found[each], "259:1", each, 1 << 20, 512)
@@ -52,7 +55,9 @@ def devices(monkeypatch, tmp_path) -> dict[str, Path]:
     return nodes
 
 
-def test_paths_and_identities_are_found_in_the_order_given(devices, tmp_path):
+def test_paths_and_identities_are_found_in_the_order_given(
+    devices: dict[str, Path], tmp_path: Path
+) -> None:
     listed = [{"nvme": {"uuid": UUIDS[1]}}, {"path": "/dev/x"}, {"nvme": {"uuid": UUIDS[0]}}]
     config = configured(tmp_path, listed)
 
@@ -61,7 +66,9 @@ def test_paths_and_identities_are_found_in_the_order_given(devices, tmp_path):
     assert found == [devices[UUIDS[1]], Path("/dev/x"), devices[UUIDS[0]]]
 
 
-def test_a_missing_namespace_does_not_hide_the_others(devices, tmp_path):
+def test_a_missing_namespace_does_not_hide_the_others(
+    devices: dict[str, Path], tmp_path: Path
+) -> None:
     config = configured(tmp_path, [{"nvme": {"uuid": UUIDS[2]}}, {"nvme": {"uuid": UUIDS[0]}}])
 
     missing, found = locate(config.volume.members)
@@ -72,7 +79,9 @@ def test_a_missing_namespace_does_not_hide_the_others(devices, tmp_path):
         member_paths(config)
 
 
-def test_members_are_found_from_inside_an_event_loop(devices, tmp_path):
+def test_members_are_found_from_inside_an_event_loop(
+    devices: dict[str, Path], tmp_path: Path
+) -> None:
     """As in `lmcache server`, whose adapters are made while its loop runs."""
     config = configured(tmp_path, [{"nvme": {"uuid": UUIDS[0]}}])
 
@@ -82,7 +91,7 @@ def test_members_are_found_from_inside_an_event_loop(devices, tmp_path):
     assert asyncio.run(inside()) == [devices[UUIDS[0]]]
 
 
-def test_two_identities_of_one_device_are_refused(devices, tmp_path):
+def test_two_identities_of_one_device_are_refused(devices: dict[str, Path], tmp_path: Path) -> None:
     devices[UUIDS[1]].unlink()
     devices[UUIDS[1]].symlink_to(devices[UUIDS[0]])
     config = configured(tmp_path, [{"nvme": {"uuid": uuid}} for uuid in UUIDS[:2]])
@@ -92,7 +101,7 @@ def test_two_identities_of_one_device_are_refused(devices, tmp_path):
 
 
 @pytest.fixture
-def hanging(monkeypatch) -> list[subprocess.Popen[bytes]]:
+def hanging(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     """Make every path with `hang` in its name a device whose reads do not come back."""
     started = []
 
@@ -106,7 +115,9 @@ def hanging(monkeypatch) -> list[subprocess.Popen[bytes]]:
     return started
 
 
-def test_devices_that_do_not_answer_are_found_together(hanging):
+def test_devices_that_do_not_answer_are_found_together(
+    hanging: list[subprocess.Popen[bytes]],
+) -> None:
     paths = [Path(f"/dev/{name}") for name in ("hang-1", "fine", "hang-2", "file")]
 
     assert silent_devices(paths, 0.5) == [Path("/dev/hang-1"), Path("/dev/hang-2")]
@@ -116,9 +127,11 @@ def test_devices_that_do_not_answer_are_found_together(hanging):
         assert read.wait(10) is not None  # none is left running
 
 
-def test_an_interrupted_wait_leaves_no_read_behind(hanging, monkeypatch):
+def test_an_interrupted_wait_leaves_no_read_behind(
+    hanging: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Interrupted(subprocess.Popen):
-        def wait(self, timeout=None):
+        def wait(self, timeout: Any = None) -> Any:
             if timeout is not None:
                 raise KeyboardInterrupt
             return super().wait()
@@ -135,7 +148,9 @@ def test_an_interrupted_wait_leaves_no_read_behind(hanging, monkeypatch):
     assert [read.wait() for read in hanging] == [-9, -9]
 
 
-def test_a_machine_without_dd_is_told_to_get_it(monkeypatch, tmp_path):
+def test_a_machine_without_dd_is_told_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(Path, "is_block_device", lambda _path: True)
 
@@ -144,14 +159,16 @@ def test_a_machine_without_dd_is_told_to_get_it(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "m0/below-a-file"])
-def test_a_path_that_cannot_be_looked_at_is_no_silent_device(tmp_path, name):
+def test_a_path_that_cannot_be_looked_at_is_no_silent_device(tmp_path: Path, name: str) -> None:
     """Whoever opens it says why."""
     (tmp_path / "m0").touch()
 
     assert silent_devices([tmp_path / name]) == []
 
 
-def test_a_silent_device_is_named_before_anything_is_opened(hanging, tmp_path):
+def test_a_silent_device_is_named_before_anything_is_opened(
+    hanging: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
     config = configured(tmp_path, [{"path": "/dev/hang-1"}])
 
     with pytest.raises(MemberOpenError, match="/dev/hang-1: a read did not come back"):
@@ -160,7 +177,7 @@ def test_a_silent_device_is_named_before_anything_is_opened(hanging, tmp_path):
         plan_format(config)
 
 
-def test_the_read_itself_ends_by_itself(tmp_path):
+def test_the_read_itself_ends_by_itself(tmp_path: Path) -> None:
     file = tmp_path / "device"
     file.write_bytes(bytes(8192))
 
@@ -172,7 +189,7 @@ def test_the_read_itself_ends_by_itself(tmp_path):
 
 
 @pytest.fixture
-def volume(tmp_path):
+def volume(tmp_path: Path) -> Iterator[Any]:
     paths = [tmp_path / "member-0", tmp_path / "member-1"]
     config = configured(tmp_path, [{"path": str(path), "size": "4MiB"} for path in paths])
     for member in format_members(config, plan_format(config)).members:
@@ -191,11 +208,11 @@ class Gone(MemoryMember):
 
 
 @pytest.fixture
-def opened_paths(monkeypatch) -> list[Path]:
+def opened_paths(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     seen = []
-    real = mount.open_member
+    real = device.open_member
 
-    def open_member(path: Path, **options) -> DeviceMember:
+    def open_member(path: Path, **options: Any) -> DeviceMember:
         seen.append(path)
         return real(path, **options)
 
@@ -210,7 +227,7 @@ def reappear(path: Path) -> None:
     path.write_bytes(contents)
 
 
-def test_a_probe_does_not_touch_members_in_use(volume, opened_paths):
+def test_a_probe_does_not_touch_members_in_use(volume: Any, opened_paths: list[Path]) -> None:
     """Another member may hang, and the probe with it."""
     config, opened, paths = volume
     probe = mount._Probe(config, opened, exclusive=False)
@@ -227,7 +244,7 @@ def test_a_probe_does_not_touch_members_in_use(volume, opened_paths):
     found.close()
 
 
-def test_a_probe_has_lost_paths_looked_for_and_does_not_wait(volume):
+def test_a_probe_has_lost_paths_looked_for_and_does_not_wait(volume: Any) -> None:
     config, opened, _ = volume
     asked = []
     watch = PathWatch(lambda: None, 600)  # never started: nobody would answer
@@ -241,7 +258,9 @@ def test_a_probe_has_lost_paths_looked_for_and_does_not_wait(volume):
     assert asked == ["look"]
 
 
-def test_a_store_that_closes_stops_looking_for_lost_paths(tmp_path, monkeypatch):
+def test_a_store_that_closes_stops_looking_for_lost_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(access, "reconnect_obstacles", lambda _nvme: [])
     subsystem = {"subsystem_nqn": "nqn.x", "addresses": [{"traddr": "192.0.2.1"}]}
     config = configured(
@@ -259,8 +278,11 @@ def test_a_store_that_closes_stops_looking_for_lost_paths(tmp_path, monkeypatch)
 
 
 def test_a_member_that_cannot_be_adopted_is_closed_and_told_once(
-    volume, opened_paths, monkeypatch, caplog
-):
+    volume: Any,
+    opened_paths: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     config, opened, paths = volume
     made = []
 
@@ -270,7 +292,7 @@ def test_a_member_that_cannot_be_adopted_is_closed_and_told_once(
             raise OSError(5, "Input/output error")
 
     probe = mount._Probe(config, opened, exclusive=False)
-    probe.store = Store()
+    probe.store = cast(Any, Store())
     reappear(paths[0])
 
     for _ in range(3):
@@ -280,7 +302,7 @@ def test_a_member_that_cannot_be_adopted_is_closed_and_told_once(
     assert caplog.text.count("member 0 is not back yet") == 1
 
 
-def test_a_member_that_came_back_is_safe_from_a_format(volume):
+def test_a_member_that_came_back_is_safe_from_a_format(volume: Any) -> None:
     config, opened, paths = volume
     reappear(paths[0])
     found = mount._Probe(config, opened, exclusive=False)(0, Gone(4 << 20))

@@ -1,4 +1,6 @@
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,11 +41,11 @@ def snapshot(*controllers: Controller) -> Snapshot:
     return Snapshot((Subsystem("nvme-subsys0", NQN, controllers=controllers),))
 
 
-def plan(wanted=WANTED, there=None, host=HOST):
+def plan(wanted: Any = WANTED, there: Any = None, host: Any = HOST) -> Any:
     return plan_connect(wanted, wanted_addresses(wanted), host, there or snapshot())
 
 
-def test_nothing_is_connected():
+def test_nothing_is_connected() -> None:
     result = plan()
 
     assert [step.address.traddr for step in result.connects] == ["10.0.0.1", "10.0.1.1"]
@@ -73,12 +75,12 @@ def test_nothing_is_connected():
     )
 
 
-def test_host_names_always_come_as_a_pair():
+def test_host_names_always_come_as_a_pair() -> None:
     for step in plan().connects:
         assert sum(each.startswith(("--hostnqn", "--hostid")) for each in step.arguments) == 2
 
 
-def test_what_is_connected_is_left_alone():
+def test_what_is_connected_is_left_alone() -> None:
     second = replace(
         LIVE, name="nvme5", address=FabricAddress("10.0.1.1", "4420", "10.0.1.9", "eth1")
     )
@@ -90,7 +92,7 @@ def test_what_is_connected_is_left_alone():
 
 
 @pytest.mark.parametrize("state", ["connecting", "resetting"])
-def test_a_path_that_reconnects_by_itself_is_there(state):
+def test_a_path_that_reconnects_by_itself_is_there(state: str) -> None:
     result = plan(there=snapshot(replace(LIVE, state=state)))
 
     assert len(result.connects) == 1
@@ -98,7 +100,7 @@ def test_a_path_that_reconnects_by_itself_is_there(state):
 
 
 @pytest.mark.parametrize("state", ["deleting", "dead", "deleting (no IO)"])
-def test_a_path_that_goes_is_not_there(state):
+def test_a_path_that_goes_is_not_there(state: str) -> None:
     assert len(plan(there=snapshot(replace(LIVE, state=state))).connects) == 2
 
 
@@ -110,11 +112,11 @@ def test_a_path_that_goes_is_not_there(state):
         {"transport": "rdma"},
     ],
 )
-def test_another_path_is_not_this_one(change):
+def test_another_path_is_not_this_one(change: dict[str, Any]) -> None:
     assert len(plan(there=snapshot(replace(LIVE, **change))).connects) == 2
 
 
-def test_path_of_another_subsystem_is_not_this_one():
+def test_path_of_another_subsystem_is_not_this_one() -> None:
     other = replace(LIVE, subsystem_nqn="nqn.2024-01.io.fx100:b")
     there = Snapshot((Subsystem("nvme-subsys0", other.subsystem_nqn, controllers=(other,)),))
 
@@ -140,14 +142,14 @@ def test_path_of_another_subsystem_is_not_this_one():
         ({"fast_io_fail_s": None}, []),
     ],
 )
-def test_time_outs_are_set_on_what_is_connected(change, steps):
+def test_time_outs_are_set_on_what_is_connected(change: dict[str, Any], steps: list[Any]) -> None:
     result = plan(there=snapshot(replace(LIVE, **change)))
 
     assert [(step.setting, step.value) for step in result.tunes] == steps
     assert all(step.controller == "nvme4" for step in result.tunes)
 
 
-def test_loss_time_out_is_a_multiple_of_the_delay():
+def test_loss_time_out_is_a_multiple_of_the_delay() -> None:
     wanted = WANTED.model_copy(update={"reconnect_delay_s": 7, "ctrl_loss_timeout_s": 600})
     there = snapshot(replace(LIVE, reconnect_delay_s=7, ctrl_loss_timeout_s=602))
 
@@ -164,23 +166,23 @@ def test_loss_time_out_is_a_multiple_of_the_delay():
         ({"host_nqn": "nqn.other", "host_id": "other"}, "under host NQN nqn.other"),
     ],
 )
-def test_what_only_a_reconnect_changes_is_noted(change, note):
+def test_what_only_a_reconnect_changes_is_noted(change: dict[str, Any], note: str) -> None:
     assert any(note in each for each in plan(there=snapshot(replace(LIVE, **change))).notes)
 
 
 @pytest.mark.parametrize("change", [{"host_id": "other"}, {"host_nqn": "nqn.other"}])
-def test_half_a_pair_in_use_elsewhere_is_refused(change):
+def test_half_a_pair_in_use_elsewhere_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(HostIdentityError, match=r"nvme4 to .* one to one\n.*do: use that pair"):
         plan(there=snapshot(replace(LIVE, **change)))
 
 
-def test_local_controllers_have_no_host_names():
+def test_local_controllers_have_no_host_names() -> None:
     local = replace(LIVE, transport="pcie", host_nqn=None, host_id=None)
 
     assert len(plan(there=snapshot(local)).connects) == 2
 
 
-def test_loop_has_no_address_and_no_time_outs_at_connect():
+def test_loop_has_no_address_and_no_time_outs_at_connect() -> None:
     wanted = NvmeSubsystem(subsystem_nqn=NQN, transport="loop")
 
     [step] = plan(wanted).connects
@@ -191,7 +193,7 @@ def test_loop_has_no_address_and_no_time_outs_at_connect():
     assert there.connects == ()
 
 
-def test_secret_is_named_by_its_file(tmp_path):
+def test_secret_is_named_by_its_file(tmp_path: Path) -> None:
     wanted = WANTED.model_copy(update={"dhchap_secret_file": tmp_path / "secret"})
 
     lines = plan(wanted).lines()

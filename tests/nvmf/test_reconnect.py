@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -221,7 +222,7 @@ def test_an_attempt_that_takes_too_long_is_a_failure(monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture
-def tree(tmp_path) -> FakeSysfs:
+def tree(tmp_path: Path) -> FakeSysfs:
     made = FakeSysfs(tmp_path / "sys")
     made.subsystem()
     return made
@@ -240,32 +241,34 @@ def controller(tree: FakeSysfs, number: int, traddr: str, state: str = "live") -
 
 
 @pytest.mark.parametrize("state", ["live", "connecting", "resetting", "new"])
-def test_paths_that_the_kernel_cares_for_are_not_missing(tree, state):
+def test_paths_that_the_kernel_cares_for_are_not_missing(tree: FakeSysfs, state: str) -> None:
     controller(tree, 0, PORTS[0])
     controller(tree, 1, PORTS[1], state)
     assert missing(tree, *PORTS) == []
 
 
 @pytest.mark.parametrize("state", ["deleting", "deleting (no IO)", "dead"])
-def test_paths_that_go_for_good_are_missing(tree, state):
+def test_paths_that_go_for_good_are_missing(tree: FakeSysfs, state: str) -> None:
     controller(tree, 0, PORTS[0])
     controller(tree, 1, PORTS[1], state)
     assert missing(tree, *PORTS) == [PORTS[1]]
 
 
-def test_without_a_controller_all_paths_are_missing(tree):
+def test_without_a_controller_all_paths_are_missing(tree: FakeSysfs) -> None:
     assert missing(tree, *PORTS) == list(PORTS)
     empty = FakeSysfs(tree.root / "empty")
     assert missing(empty, *PORTS) == list(PORTS)
 
 
-def test_paths_that_nobody_configured_do_not_count(tree):
+def test_paths_that_nobody_configured_do_not_count(tree: FakeSysfs) -> None:
     controller(tree, 0, PORTS[0])
     controller(tree, 1, "10.0.0.9")
     assert missing(tree, *PORTS) == [PORTS[1]]
 
 
-def test_a_host_name_is_there_with_any_of_its_addresses(tree, monkeypatch):
+def test_a_host_name_is_there_with_any_of_its_addresses(
+    tree: FakeSysfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def resolve_host(wanted: FabricAddress) -> list[FabricAddress]:
         names = {"array": ["10.0.0.1", "10.0.0.2"], "other": ["10.0.0.3"]}
         return [path(each) for each in names.get(wanted.traddr, [wanted.traddr])]
@@ -275,14 +278,16 @@ def test_a_host_name_is_there_with_any_of_its_addresses(tree, monkeypatch):
     assert missing(tree, "array", "other") == ["other"]
 
 
-def test_a_name_without_an_address_is_not_judged_while_another_path_is_there(tree):
+def test_a_name_without_an_address_is_not_judged_while_another_path_is_there(
+    tree: FakeSysfs,
+) -> None:
     name = "no-such-host.invalid"
     assert missing(tree, name) == [name]
     controller(tree, 0, PORTS[0])
     assert missing(tree, PORTS[0], name) == []
 
 
-def test_a_loop_subsystem_has_one_path(tree):
+def test_a_loop_subsystem_has_one_path(tree: FakeSysfs) -> None:
     nvme = NvmeConfig(subsystems=(NvmeSubsystem(subsystem_nqn=NQN, transport="loop"),))
     assert asyncio.run(missing_paths(nvme, Sysfs(tree.root))) == {NQN: [FabricAddress()]}
     tree.controller(transport="loop", address="")
@@ -360,7 +365,7 @@ def test_stopping_does_not_wait_for_a_connect_that_hangs(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("nvme", [None, configured().model_copy(update={"reconnect": False})])
 def test_nothing_is_watched_where_nothing_is_configured(nvme: NvmeConfig | None) -> None:
-    assert access.watch_paths(nvme, [].append, lambda: False) is None
+    assert access.watch_paths(nvme, list[str]().append, lambda: False) is None
 
 
 def test_a_process_that_ends_does_not_wait_for_a_connect() -> None:

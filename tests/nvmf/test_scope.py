@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fx100_lmcache.nvmf.parse import DISCOVERY_NQN
@@ -30,7 +32,9 @@ HOST = Snapshot((OURS, OTHER, DISCOVERY, LOCAL))
         (set(), {DISCOVERY_NQN}, ["nvme-subsys2"], []),
     ],
 )
-def test_the_volume_is_what_the_configuration_names(devices, nqns, names, members):
+def test_the_volume_is_what_the_configuration_names(
+    devices: Any, nqns: Any, names: list[Any], members: list[Any]
+) -> None:
     found = part_of_volume(HOST, devices, nqns)
 
     assert [each.name for each in found.subsystems] == names
@@ -43,7 +47,7 @@ def test_the_volume_is_what_the_configuration_names(devices, nqns, names, member
     ("devices", "nqns"),
     [({"/dev/nvme0n1"}, set()), (set(), {NQN}), ({"/srv/m0"}, set()), ({"/dev/nvme1n1"}, {NQN})],
 )
-def test_the_rest_of_the_host_is_everything_else_but_local_drives(devices, nqns):
+def test_the_rest_of_the_host_is_everything_else_but_local_drives(devices: Any, nqns: Any) -> None:
     ours = part_of_volume(HOST, devices, nqns)
     rest = rest_of_host(HOST, ours)
 

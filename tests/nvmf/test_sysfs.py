@@ -1,6 +1,8 @@
 import asyncio
 import os
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,19 +21,19 @@ from support.fake_sysfs import NQN, FakeSysfs, write
 
 
 @pytest.fixture
-def tree(tmp_path):
+def tree(tmp_path: Path) -> Any:
     return FakeSysfs(tmp_path / "sys")
 
 
-def snapshot_of(tree) -> Snapshot:
+def snapshot_of(tree: Any) -> Snapshot:
     return asyncio.run(Sysfs(tree.root).snapshot())
 
 
-def test_no_nvme_driver_is_an_empty_snapshot(tmp_path):
+def test_no_nvme_driver_is_an_empty_snapshot(tmp_path: Path) -> None:
     assert asyncio.run(Sysfs(tmp_path).snapshot()) == Snapshot()
 
 
-def test_controller_attributes(tree):
+def test_controller_attributes(tree: Any) -> None:
     tree.subsystem()
     tree.controller()
 
@@ -45,7 +47,7 @@ def test_controller_attributes(tree):
     assert (controller.ctrl_loss_timeout_s, controller.fast_io_fail_s) == (600, 2)
 
 
-def test_off_and_missing_time_outs_differ(tree):
+def test_off_and_missing_time_outs_differ(tree: Any) -> None:
     tree.subsystem()
     folder = tree.controller(fast_io_fail_tmo="off", ctrl_loss_tmo="off")
     (folder / "reconnect_delay").unlink()
@@ -57,7 +59,7 @@ def test_off_and_missing_time_outs_differ(tree):
     assert controller.reconnect_delay_s is None
 
 
-def test_numbers_in_names_mean_nothing(tree):
+def test_numbers_in_names_mean_nothing(tree: Any) -> None:
     """Controllers, subsystems and namespaces are numbered apart (nvme0 serves nvme1n2)."""
     tree.subsystem("nvme-subsys1")
     tree.subsystem("nvme-subsys0", nqn="nqn.2024-01.io.fx100:other")
@@ -74,7 +76,7 @@ def test_numbers_in_names_mean_nothing(tree):
     assert found.size_bytes == 64 << 20
 
 
-def test_hidden_nodes_are_paths_and_never_namespaces(tree):
+def test_hidden_nodes_are_paths_and_never_namespaces(tree: Any) -> None:
     tree.subsystem()
     for number in (0, 1, 2):
         tree.controller(f"nvme{number}")
@@ -88,14 +90,14 @@ def test_hidden_nodes_are_paths_and_never_namespaces(tree):
     assert [path.controller for path in namespace.paths] == ["nvme0", "nvme1", "nvme2"]
 
 
-def test_a_hidden_node_is_no_namespace_wherever_it_lies(tree):
+def test_a_hidden_node_is_no_namespace_wherever_it_lies(tree: Any) -> None:
     tree.subsystem()
     tree.head("nvme0c0n1", 1, hidden="1")
 
     assert list(snapshot_of(tree).namespaces()) == []
 
 
-def test_without_multipath_the_namespace_lies_below_its_controller(tree):
+def test_without_multipath_the_namespace_lies_below_its_controller(tree: Any) -> None:
     tree.subsystem()
     tree.controller()
     tree.path("nvme0n1", 1, "nvme0", hidden="0", uevent="DEVNAME=nvme0n1")
@@ -106,14 +108,14 @@ def test_without_multipath_the_namespace_lies_below_its_controller(tree):
     assert [path.name for path in namespace.paths] == ["nvme0n1"]
 
 
-def test_character_devices_are_no_namespaces(tree):
+def test_character_devices_are_no_namespaces(tree: Any) -> None:
     tree.subsystem()
     write(tree.subsystems / "nvme-subsys0" / "ng0n1", {"nsid": "1", "dev": "235:0"})
 
     assert list(snapshot_of(tree).namespaces()) == []
 
 
-def test_identity_attributes_as_kernels_print_them(tree):
+def test_identity_attributes_as_kernels_print_them(tree: Any) -> None:
     tree.subsystem()
     tree.head(
         "nvme0n1",
@@ -135,7 +137,7 @@ def test_identity_attributes_as_kernels_print_them(tree):
     assert namespace.lba_bytes == 4096
 
 
-def test_a_device_that_goes_meanwhile_is_left_out(tree):
+def test_a_device_that_goes_meanwhile_is_left_out(tree: Any) -> None:
     tree.subsystem()
     tree.head("nvme0n1", 1, nguid="garbage")
     tree.head("nvme0n2", 2)
@@ -150,7 +152,7 @@ def test_a_device_that_goes_meanwhile_is_left_out(tree):
     assert [each.name for each in snapshot.controllers()] == ["nvme0"]
 
 
-def test_write_changes_a_setting(tree):
+def test_write_changes_a_setting(tree: Any) -> None:
     tree.subsystem()
     folder = tree.controller(fast_io_fail_tmo="off")
 
@@ -159,12 +161,12 @@ def test_write_changes_a_setting(tree):
     assert (folder / "fast_io_fail_tmo").read_text() == "3\n"
 
 
-def test_write_to_a_controller_that_is_gone(tree):
+def test_write_to_a_controller_that_is_gone(tree: Any) -> None:
     with pytest.raises(SettingError, match=r"nvme7/fast_io_fail_tmo.*\n.*the controller is gone"):
         asyncio.run(Sysfs(tree.root).write("nvme7", "fast_io_fail_tmo", 3))
 
 
-def test_not_found_tells_what_is_there_likeliest_first(tree):
+def test_not_found_tells_what_is_there_likeliest_first(tree: Any) -> None:
     tree.subsystem()
     for nsid in (1, 2):
         tree.head(f"nvme0n{nsid}", nsid)
@@ -178,12 +180,12 @@ def test_not_found_tells_what_is_there_likeliest_first(tree):
     assert "uuid is 00000000-0000-4000-8000-000000000002, not " in caught.value.seen[0]
 
 
-def test_not_found_on_a_bare_host():
+def test_not_found_on_a_bare_host() -> None:
     with pytest.raises(NamespaceNotFoundError, match="no namespace is attached"):
         find(Snapshot(), NamespaceIdentity(NQN, 2))
 
 
-def test_not_found_lists_at_most_a_page(tree):
+def test_not_found_lists_at_most_a_page(tree: Any) -> None:
     tree.subsystem()
     tree.head("nvme0n1", 1)
     [one] = snapshot_of(tree).namespaces()
@@ -199,7 +201,7 @@ def test_not_found_lists_at_most_a_page(tree):
     assert caught.value.seen[-1] == f"and {38 - MAX_SEEN} more"
 
 
-def test_two_nodes_of_one_identity_are_ambiguous(tree):
+def test_two_nodes_of_one_identity_are_ambiguous(tree: Any) -> None:
     tree.subsystem()
     for number in (0, 1):
         tree.controller(f"nvme{number}")
@@ -210,13 +212,13 @@ def test_two_nodes_of_one_identity_are_ambiguous(tree):
     assert len(caught.value.candidates) == 2
 
 
-def test_resolve_waits_for_a_namespace_that_comes(tree, tmp_path):
+def test_resolve_waits_for_a_namespace_that_comes(tree: Any, tmp_path: Path) -> None:
     tree.subsystem()
     node = tmp_path / "nvme0n1"
     node.touch()
     wanted = NamespaceIdentity(NQN, 5)
 
-    async def come_late():
+    async def come_late() -> Any:
         found = asyncio.create_task(resolve(wanted, Sysfs(tree.root), tmp_path, timeout_s=30))
         await asyncio.sleep(0.05)
         tree.head("nvme0n1", 5, dev="0:0")  # a plain file has device number 0:0
@@ -225,13 +227,13 @@ def test_resolve_waits_for_a_namespace_that_comes(tree, tmp_path):
     assert asyncio.run(come_late()).device == "/dev/nvme0n1"
 
 
-def test_resolve_gives_up(tree, tmp_path):
+def test_resolve_gives_up(tree: Any, tmp_path: Path) -> None:
     with pytest.raises(NamespaceNotFoundError):
         asyncio.run(resolve(NamespaceIdentity(NQN, 5), Sysfs(tree.root), tmp_path, timeout_s=0.3))
 
 
 @pytest.mark.parametrize("node", ["missing", "another device"])
-def test_stale_nodes_in_dev_are_refused(tree, tmp_path, node):
+def test_stale_nodes_in_dev_are_refused(tree: Any, tmp_path: Path, node: str) -> None:
     tree.subsystem()
     tree.head("nvme0n1", 5)
     if node == "another device":

@@ -46,7 +46,7 @@ scopes = st.builds(
     rank=int64,
     group=int64,
     salt=texts,
-    namespace=texts,
+    model_tag=texts,
     world_size=int64,
     dtype=texts,
     tags=st.lists(st.tuples(texts, texts), max_size=3).map(tuple),
@@ -63,7 +63,7 @@ layouts = st.builds(
 
 @given(scopes, layouts)
 def test_metadata_round_trips(scope: Scope, layout: Layout) -> None:
-    """B30, B57, B58: any text, any dtype name, any rank of shape."""
+    """Any text, any dtype name, any rank of shape."""
     assert ChunkMeta.unpack(ChunkMeta(scope, layout).pack()) == ChunkMeta(scope, layout)
 
 
@@ -73,10 +73,10 @@ def test_scopes_that_differ_have_other_digests(one: Scope, other: Scope) -> None
 
 
 def test_no_collision_of_tricky_names() -> None:
-    """B30: names hold separators; fields are length-prefixed, never joined."""
+    """Names hold separators; fields are length-prefixed, never joined."""
     digests = {
-        Scope("mp", model, 1, salt=salt, namespace=namespace).digest(b"chunk")
-        for model, salt, namespace in itertools.product(TRICKY, repeat=3)
+        Scope("mp", model, 1, salt=salt, model_tag=tag).digest(b"chunk")
+        for model, salt, tag in itertools.product(TRICKY, repeat=3)
     }
     assert len(digests) == len(TRICKY) ** 3
 
@@ -92,13 +92,13 @@ def test_moving_text_between_fields_is_another_digest() -> None:
     [
         {"kind": "in-process"},
         {"model": "m2"},
-        {"rank": 2},  # B20: every rank has its own objects
+        {"rank": 2},  # every rank has its own objects
         {"rank": (8 << 24) | 1},  # and so has every world size
-        {"group": 1},  # B45
-        {"salt": "tenant"},  # B27
-        {"namespace": "revision-b"},  # B23, B25: revision or layout
+        {"group": 1},
+        {"salt": "tenant"},
+        {"model_tag": "revision-b"},  # revision or layout
         {"world_size": 8},
-        {"dtype": "fp8_e4m3"},  # B22
+        {"dtype": "fp8_e4m3"},
         {"tags": (("lora", "a"),)},
         {"layer": 0},
     ],
@@ -109,12 +109,11 @@ def test_every_field_separates(change: dict[str, object]) -> None:
 
 
 def test_salts_are_three_namespaces() -> None:
-    """B27: two tenants and nobody share nothing."""
+    """Two tenants and nobody share nothing."""
     assert len({replace(SCOPE, salt=salt).digest(b"h") for salt in ("a", "b", "")}) == 3
 
 
 def test_eight_ranks_are_eight_objects() -> None:
-    """B20."""
     assert len({replace(SCOPE, rank=rank).digest(b"h") for rank in range(8)}) == 8
 
 
@@ -128,7 +127,7 @@ def test_digest_is_prefix_and_padded_hash() -> None:
 
 
 def test_digest_is_equal_in_fresh_interpreters() -> None:
-    """B18: nothing depends on Python's own, randomised hash."""
+    """Nothing depends on Python's own, randomised hash."""
     code = (
         "from fx100_lmcache.ondisk.chunk_meta import Scope;"
         "print(Scope('in-process','a/b@c',3,salt='s',tags=(('x','y'),)).digest(b'h').hex())"

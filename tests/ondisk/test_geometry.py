@@ -2,6 +2,7 @@
 
 import itertools
 from collections import defaultdict
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -23,7 +24,7 @@ from fx100_lmcache.ondisk.geometry import (
 
 MIB = 1024 * 1024
 
-geometries = st.builds(
+geometries: st.SearchStrategy[Any] = st.builds(
     dict,
     sizes_bytes=st.lists(st.integers(2 * MIB, 60 * MIB), min_size=1, max_size=6),
     object_bytes=st.integers(1, 5 * MIB),
@@ -158,7 +159,7 @@ def test_frames_are_of_a_sensible_size(object_bytes: int, members: int) -> None:
 def test_too_small_members_are_refused_with_the_size_that_would_do() -> None:
     with pytest.raises(MemberSizeError, match="member 1 has 1048576 bytes") as refused:
         plan_geometry([64 * MIB, MIB], object_bytes=8 * MIB, shards=2)
-    needed = int(str(refused.value).rsplit(" ", 1)[1])
+    needed = int(refused.value.what.rsplit(" ", 1)[1])
     plan_geometry([64 * MIB, needed], object_bytes=8 * MIB, shards=2)
 
 

@@ -29,17 +29,19 @@ from fx100_lmcache.ondisk.geometry import (
 )
 from fx100_lmcache.ondisk.inode import (
     HEAD_BYTES,
-    MAX_BLOCK,
-    MAX_PIECE_BLOCKS,
     InodePlace,
     TableRows,
     max_pieces,
     pack_inode,
-    pack_location,
     parse_table,
-    unpack_location,
 )
 from fx100_lmcache.ondisk.label import Label, unpack_label
+from fx100_lmcache.ondisk.location import (
+    MAX_BLOCK,
+    MAX_PIECE_BLOCKS,
+    pack_location,
+    unpack_location,
+)
 from fx100_lmcache.ondisk.reason import Reason
 
 VOLUME = uuid.UUID(int=0x1234567890ABCDEF1122334455667788)
@@ -212,7 +214,7 @@ def test_every_bit_flip_of_an_inode_is_noticed() -> None:
 )
 def test_misdirected_inode_is_refused(change: dict[str, int]) -> None:
     """An inode that was written to another place than it was made for does not count."""
-    found = parse(inode(), replace(PLACE, **change))
+    found = parse(inode(), replace(PLACE, **change))  # type: ignore[arg-type]
     assert (len(found.slots), found.torn) == (0, 0)
     assert {reason: slots.tolist() for reason, slots in found.odd.items()} == {
         Reason.MISPLACED: [change.get("slot", PLACE.slot)]

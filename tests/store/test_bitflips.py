@@ -1,4 +1,4 @@
-"""10,000 single bits flipped anywhere on the members (B36)."""
+"""10,000 single bits flipped anywhere on the members."""
 
 import logging
 import random

@@ -80,7 +80,7 @@ def test_an_unreadable_claim_drops_the_put_but_is_not_a_loss() -> None:
 
 
 def test_a_stalled_look_does_not_keep_puts_for_ever() -> None:
-    """B53: neither those that wait for the look, nor later ones."""
+    """Neither those that wait for the look, nor later ones."""
     store = watchful()
     claim_faults(store, "stall")
     waiting = [store.start_put(name, chunk(name)) for name in "ab"]

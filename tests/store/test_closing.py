@@ -67,7 +67,7 @@ def refuse_everything(store: Rig) -> None:
         pytest.fail("a member was used after it was closed")
 
     for member in store.members:
-        member.read_into = member.write_from = member.flush = used  # type: ignore[method-assign]
+        member.read_into = member.write_from = member.flush = used  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("operation", [load, put, put_into_a_full_store, remove, clear])

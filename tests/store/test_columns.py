@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fx100_lmcache.ondisk.geometry import plan_geometry
-from fx100_lmcache.ondisk.inode import pack_location, unpack_location
+from fx100_lmcache.ondisk.location import pack_location, unpack_location
 from fx100_lmcache.store.columns import piece_columns
 
 MIB = 1024 * 1024

@@ -18,7 +18,7 @@ WHERE = ("engine", "store/load.py", "store/columns.py", "catalog")
 SPARED = {
     # small steps of the answer itself: what they call may fail, but not that they are called
     *("guard", "__init__", "__enter__", "__exit__", "caught", "_add", "now", "begin", "end"),
-    *("finish", "done", "_report", "_collect", "_tell", "_let_go", "stop_reading"),
+    *("finish", "done", "_report", "_collect", "_let_go", "stop_reading"),
     *("submit", "_read_batch", "_hand_over", "expire_due", "pop", "heappop"),
     # of the entry that is erased after its last reader
     *("release", "free"),

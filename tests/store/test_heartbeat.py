@@ -103,8 +103,8 @@ def test_the_heartbeat_ends_with_a_store_that_was_lost_or_dropped(
     assert ended(lost._heartbeat)
     assert lost.counts()["claim_lost"] == 1
     lost.close()
-    rig.store.volume.members[0].media[4096 : 4096 + 2 * CLAIM_BYTES] = bytes(2 * CLAIM_BYTES)
-    rig.store.volume.members[1].media[4096 : 4096 + 2 * CLAIM_BYTES] = bytes(2 * CLAIM_BYTES)
+    rig.members[0].media[4096 : 4096 + 2 * CLAIM_BYTES] = bytes(2 * CLAIM_BYTES)
+    rig.members[1].media[4096 : 4096 + 2 * CLAIM_BYTES] = bytes(2 * CLAIM_BYTES)
     dropped = threaded(rig)
     heartbeat = dropped._heartbeat
     dropped._engine.close(1.0)

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from fx100_lmcache.testing.host import RATES
-from fx100_lmcache.testing.hosts import VARIETIES, Odds, World, run_schedules
+from fx100_lmcache.testing.host import RATES, Odds
+from fx100_lmcache.testing.hosts import VARIETIES, World, run_schedules
 from fx100_lmcache.volume import claim
 from fx100_lmcache.volume.claim import ClaimTiming
 
@@ -27,7 +27,14 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_no_schedule_breaks_a_promise_and_all_hard_parts_are_met() -> None:
     counts = run_schedules(range(SCHEDULES))
     assert counts["schedules"] == SCHEDULES
-    hard = ("opened: at once", "opened: watch", "opened: operator", "refused", "closes", "crashes")
+    hard: tuple[str, ...] = (
+        "opened: at once",
+        "opened: watch",
+        "opened: operator",
+        "refused",
+        "closes",
+        "crashes",
+    )
     hard += ("pauses", "late writes", "late claims", "acknowledged", "loaded")
     hard += ("not stored: claim_lost", "not stored: claim_stale")
     assert {name for name in hard if counts[name] < 10} == set()

@@ -2,6 +2,8 @@
 
 import random
 import threading
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -64,7 +66,7 @@ def test_results_come_in_the_order_asked() -> None:
 
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
 def test_corrupt_data_of_the_same_length_is_a_miss_once(place: str) -> None:
-    """B36: dropped, counted, told to listeners; the space is used again."""
+    """Dropped, counted, told to listeners; the space is used again."""
     store = rig()
     free = store.store.space().free
     store.put("a", chunk("a"))
@@ -82,7 +84,7 @@ def test_corrupt_data_of_the_same_length_is_a_miss_once(place: str) -> None:
 
 
 def test_swapped_contents_are_a_miss() -> None:
-    """B32: whole, valid blocks of another object."""
+    """Whole, valid blocks of another object."""
     store = rig(members=1)
     put_all(store, ["a", "b"])
     media = store.members[0].media
@@ -215,7 +217,7 @@ def test_removed_during_a_load_past_its_deadline() -> None:
 
 
 def test_what_lookup_promised_can_be_loaded_until_unpinned() -> None:
-    """B51: under ten times the capacity of new objects."""
+    """Under ten times the capacity of new objects."""
     store = rig(members=2, size_bytes=512 * 1024)
     capacity = store.store.space().total * 4096 // CHUNK
     names = [f"kept{n}" for n in range(capacity // 2)]
@@ -243,7 +245,6 @@ def test_pins_expire() -> None:
 
 
 def test_unpinning_too_often_is_counted() -> None:
-    """B49."""
     store = rig()
     put_all(store, ["a"])
     store.store.lookup([digest_of("a"), digest_of("x")], pin=True)
@@ -298,8 +299,13 @@ def has_quietly(store: Rig, names: list[str]) -> list[bool]:
 # Threads
 
 
+def answered(results: list[Any], done: threading.Event, found: list[Any]) -> None:
+    results += found
+    done.set()
+
+
 def test_random_use_from_eight_threads() -> None:
-    """B32, B47: every byte that is returned belongs to its key; nobody waits for ever."""
+    """Every byte that is returned belongs to its key; nobody waits for ever."""
     store = rig(members=2, size_bytes=512 * 1024)
     engine = LaneEngine(store.members, EngineOptions(reader_threads=4, native=False))
     threaded = Store(store.store.volume, engine, options=store.options)
@@ -316,11 +322,11 @@ def test_random_use_from_eight_threads() -> None:
                 buffer.view[:] = chunk(name)
                 stored: list[PutResult] = []
                 item = PutItem(digest_of(name), META, buffer)
-                threaded.put([item], lambda r, s=stored, d=done: (s.extend(r), d.set()))
+                threaded.put([item], partial(answered, stored, done))
             elif action < 0.9:
                 loaded: list[LoadResult] = []
                 wanted = LoadItem(digest_of(name), buffer, lambda _m, _n: True)
-                threaded.load([wanted], lambda r, s=loaded, d=done: (s.extend(r), d.set()))
+                threaded.load([wanted], partial(answered, loaded, done))
                 if done.wait(20) and loaded[0].length and bytes(buffer.view) != chunk(name):
                     problems.append(f"{name}: wrong bytes")
             elif action < 0.995:

@@ -1,5 +1,7 @@
 """What a lost path must not cost: entries, space, the truth of counters, time, descriptors."""
 
+from typing import Any
+
 import pytest
 
 from fx100_lmcache.buffers import zero_buffer
@@ -62,12 +64,12 @@ def test_a_failed_transfer_says_whether_it_is_the_first_in_a_row() -> None:
     seen = []
     settle = store.engine._settle
 
-    def watch(slot, transfer, status, *what, **how):  # type: ignore[no-untyped-def]
+    def watch(slot: Any, transfer: Any, status: Any, *what: Any, **how: Any) -> None:
         if status is Status.ERROR:
             seen.append(transfer.first_failure)
         settle(slot, transfer, status, *what, **how)
 
-    store.engine._settle = watch  # type: ignore[method-assign]
+    store.engine._settle = watch
     failing_reads(store, 2)
     for _ in range(3):
         store.get("a")

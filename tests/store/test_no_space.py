@@ -58,6 +58,13 @@ def check_all(store: Rig, names: list[str]) -> int:
     return len(there)
 
 
+def put_and_look(store: Rig, names: list[str]) -> None:
+    """Put one after the other; after each the store looks what is there below."""
+    for name in names:
+        store.put(name, chunk(name))
+        store.look()
+
+
 def test_what_was_stored_is_read_and_its_space_used_again() -> None:
     """2.5 times as much is promised as there is; ten times what is there is stored."""
     store = rig(size_bytes=MIB)
@@ -88,9 +95,7 @@ def test_space_below_that_comes_back_is_used_and_the_store_is_healthy() -> None:
     store = rig(size_bytes=MIB)
     thin(store, 200 * 1024)
     names = [f"object{number}" for number in range(60)]
-    for name in names:
-        store.put(name, chunk(name))
-        store.look()
+    put_and_look(store, names)
     problems = store.store.problems()
     assert len(problems) == 2
     for member, problem in zip(store.members, problems, strict=True):
@@ -264,7 +269,7 @@ def test_an_inode_that_is_there_after_all_is_erased_before_its_space_is_used() -
             member._apply(offset, bytes(buffer))
         return applied(offset, buffer)
 
-    member.write_from = refused_yet_written  # type: ignore[method-assign]
+    member.write_from = refused_yet_written
     assert store.put("a", chunk("a")).reason == "no_space_below"
     assert store.store.space().quarantined == 4
     assert any("could not be erased" in problem for problem in store.store.problems())
@@ -366,9 +371,7 @@ def test_a_full_thin_member_opens_again_and_goes_on() -> None:
     store = rig(size_bytes=MIB)
     thin(store, 300 * 1024)
     names = [f"object{number}" for number in range(120)]
-    for name in names:
-        store.put(name, chunk(name))
-        store.look()
+    put_and_look(store, names)
     there = check_all(store, names)
     store.reopen()
     assert check_all(store, names) == there

@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from fx100_lmcache.buffers import IoBuffer
 from fx100_lmcache.engine.defects import Defects
 from fx100_lmcache.engine.engine import LaneEngine
 from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.errors import ClaimError
 from fx100_lmcache.ondisk.geometry import CLAIM_BYTES
-from fx100_lmcache.store import Store, ownership
+from fx100_lmcache.store import Store
 from fx100_lmcache.testing.harness import Rig, digest_of
 from fx100_lmcache.testing.memory import Fault, MemoryMember
 from fx100_lmcache.volume import claim as rules
@@ -173,7 +172,7 @@ def slow_write(store: Rig, seconds: float) -> None:
             store.claim_clock.advance(seconds)
             return original(offset, buffer)  # type: ignore[operator]
 
-        member.write_from = write  # type: ignore[method-assign]
+        member.write_from = write
 
 
 def test_a_renewal_that_took_long_does_not_count() -> None:
@@ -204,7 +203,7 @@ def test_a_put_whose_inode_came_after_the_lease_is_not_acknowledged() -> None:
                 stop.clear()
             return moved
 
-        member.write_from = write  # type: ignore[method-assign]
+        member.write_from = write
     result = store.put("a", chunk("a"))
     assert (result.stored, result.reason) == (False, "claim_stale")
     store.check_space()
@@ -455,31 +454,3 @@ def test_what_waits_while_the_claims_are_given_back_is_answered_and_writes_nothi
     assert set(answers[1:]) == {("given back", True), ("too late", False), ("looked", False)}
     assert on_media(store).holder == ""
     assert counts(store)["claim_lost"] == 0
-
-
-@pytest.mark.parametrize("lacking_at", range(5))
-def test_a_round_that_memory_lacks_for_answers_who_waits_and_the_next_one_works(
-    monkeypatch: pytest.MonkeyPatch, lacking_at: int
-) -> None:
-    """Buffers for a look at one member, for looks at both, for what is written; none fails."""
-    rig = Rig.fresh(2, options=options())
-    owner, left, make = rig.store._owner, [lacking_at], ownership.zero_buffer
-    defects = rig.store._core.defects = Defects()
-
-    def lacking(length: int) -> IoBuffer:
-        left[0] -= 1
-        if left[0] == -1:
-            raise MemoryError
-        return make(length)
-
-    monkeypatch.setattr(ownership, "zero_buffer", lacking)
-    answers: list[tuple[str, bool]] = []
-    owner.check(lambda ours: answers.append(("looked", ours)), look=True)
-    owner.renew(lambda written: answers.append(("renewed", written)))
-    assert [what for what, _ in answers] == ["looked", "renewed"]
-    assert [ours for _, ours in answers].count(False) == defects.count == (lacking_at < 4)
-    assert owner._round is None
-    answers.clear()
-    left[0] = -1
-    owner.renew(lambda written: answers.append(("renewed", written)))
-    assert answers == [("renewed", True)]

@@ -164,9 +164,9 @@ class Storm:
             assert results or now <= deadline, "not answered at its deadline"
             if not self.rig.lanes.stalled:
                 assert results, "it waits, and nothing is in flight"
-        for name, results, item in self.loads:
-            if results and results[0].length:
-                assert bytes(item.buffer.view[: results[0].length]) in self.versions[name]
+        for name, loaded, item in self.loads:
+            if loaded and loaded[0].length:
+                assert bytes(item.buffer.view[: loaded[0].length]) in self.versions[name]
         assert self.rig.store.counts().get("internal_errors", 0) == 0
         self.answers = [(d, r) for d, r in self.answers if not r or not self.rig.lanes.stalled]
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from fx100_lmcache.buffers import zero_buffer
 from fx100_lmcache.engine.defects import Defects
 from fx100_lmcache.errors import FX100Error
 from fx100_lmcache.store import ownership as rounds
@@ -20,7 +21,7 @@ SPARED = {
     # who asks, and small steps of the answer itself, which allocate nothing
     *("check", "renew", "give_back", "may_write", "_begin", "_look", "_judge", "_note_begun"),
     *("_looked", "_written", "_came_back", "_note_over", "done", "then", "end", "ok"),
-    *("_ends_if_it_fails", "_answer_lookers", "_tell", "_conclude"),
+    *("_ends_if_it_fails", "_answer_lookers", "_answer", "_conclude"),
     *("round_up", "fits_directly"),  # the engine's
 }
 
@@ -48,8 +49,7 @@ def a_store() -> Rig:
 
 
 def owner_of(store: Rig) -> Ownership:
-    assert store.store._ownership is not None
-    return store.store._ownership
+    return store.store._owner
 
 
 def while_a_look_stalls(store: Rig, ask: Callable[[], list[bool]]) -> list[bool]:
@@ -117,7 +117,7 @@ def test_jobs_that_an_engine_does_not_take_are_not_under_way(
     answers: list[bool] = []
     real = store.engine.submit
     for refused in (1, 2):  # of the look, of the write
-        calls = []
+        calls: list[object] = []
 
         def submit(jobs: object, refused: int = refused, calls: list[object] = calls) -> None:
             calls.append(jobs)
@@ -184,7 +184,7 @@ def test_a_clear_that_has_no_memory_for_its_round_erases_one_by_one(
 ) -> None:
     store = a_store()
     assert store.put("a", chunk("a")).stored
-    real, left = rounds.zero_buffer, [1]  # the look finds memory, the renewal does not
+    real, left = zero_buffer, [1]  # the look finds memory, the renewal does not
 
     def once(size_bytes: int) -> object:
         left[0] -= 1

@@ -13,7 +13,7 @@ from fx100_lmcache.store import PutItem, PutResult, Store
 from fx100_lmcache.testing.harness import META, Rig, digest_of
 from fx100_lmcache.testing.inline import InlineLanes, inline_engine
 from fx100_lmcache.testing.memory import memory_members
-from fx100_lmcache.volume.volume import format_volume
+from fx100_lmcache.volume.format import format_volume
 from support.store import CHUNK, chunk, counts, has, inode_writes, no_faults, options, put_all, rig
 
 
@@ -21,7 +21,7 @@ from support.store import CHUNK, chunk, counts, has, inode_writes, no_faults, op
 @pytest.mark.parametrize("sizes", [[256 * 1024] * 2, [96 * 1024, 300 * 1024, 160 * 1024]])
 @pytest.mark.parametrize("seed", range(3))
 def test_hard_capacity_after_every_step(sizes: list[int], width: int, seed: int) -> None:
-    """B75, B03: random sizes, five times the capacity; the limit holds at every moment."""
+    """Random sizes, five times the capacity; the limit holds at every moment."""
     store = Rig.fresh(len(sizes), sizes, options=options(width=width))
     rng = random.Random(seed)
     for member in store.members:
@@ -56,7 +56,7 @@ def test_hard_capacity_after_every_step(sizes: list[int], width: int, seed: int)
 
 
 def test_restarts_do_not_eat_the_disk() -> None:
-    """B03, B07: what is not in the index holds no space."""
+    """What is not in the index holds no space."""
     store = rig(members=2)
     for round_ in range(6):
         for number in range(20):
@@ -202,7 +202,7 @@ def test_a_volume_full_of_small_objects_takes_full_chunks_again() -> None:
 
 
 def test_puts_from_eight_threads_stay_within_capacity() -> None:
-    """B75: five times the capacity, all at once."""
+    """Five times the capacity, all at once."""
     rig_ = rig(members=2, size_bytes=512 * 1024)
     engine = LaneEngine(rig_.members, EngineOptions(reader_threads=2, native=False))
     store = Store(rig_.store.volume, engine, options=rig_.options)
@@ -240,7 +240,6 @@ def test_puts_from_eight_threads_stay_within_capacity() -> None:
 
 
 def test_lookup_of_ten_thousand_does_no_io() -> None:
-    """B70."""
     store = rig(members=2)
     put_all(store, ["a", "b"])
     before = [len(m.calls) for m in store.members]

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,19 @@ CHILD = SUPPORT / "thin_child.py"
 MOUNT = 'mount -t tmpfs -o size=40m tmpfs "$1" && exec "$2" "$3" "$1"'
 
 
-def in_small_tmpfs(directory: Path) -> dict[str, object]:
+def in_small_tmpfs(directory: Path) -> dict[str, Any]:
     """Run the child with a tmpfs that nobody else sees, and that goes with it."""
-    command = ["unshare", "-m", "sh", "-c", MOUNT, "sh", directory, sys.executable, CHILD]
+    command: list[str | Path] = [
+        "unshare",
+        "-m",
+        "sh",
+        "-c",
+        MOUNT,
+        "sh",
+        directory,
+        sys.executable,
+        CHILD,
+    ]
     try:
         trial = subprocess.run(
             ["unshare", "-m", "sh", "-c", 'mount -t tmpfs tmpfs "$1"', "sh", directory],
@@ -37,7 +48,7 @@ def test_members_of_200_mib_in_a_file_system_of_40(tmp_path: Path) -> None:
     found = in_small_tmpfs(tmp_path)
     assert found["wrong"] == 0
     assert found["states"] == ["up", "up"]
-    assert set(found["outcomes"]) <= {"stored", "no_space_below"}  # type: ignore[arg-type]
+    assert set(found["outcomes"]) <= {"stored", "no_space_below"}
     assert int(str(found["stored"])) >= 100  # of 150, though 30 fit
     assert int(str(found["right"])) >= 20
     assert found["newest"] == "right"

@@ -3,6 +3,7 @@
 import importlib
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ def start_put(store: Rig, name: str, deadline_s: float, length: int = CHUNK) -> 
     return results
 
 
-def full(**how: float) -> Rig:
+def full(**how: Any) -> Rig:
     """Make a store with no space left, whose next erases the kernel keeps."""
     store = rig(members=2, **{"reserve_fraction": 0.0} | how)
     put_all(store, [f"old{n}" for n in range(store.store.space().total // 4)])
@@ -314,7 +315,7 @@ def test_a_waiting_put_is_answered_by_the_engine_s_own_thread() -> None:
         answered.set()
 
     with store._core.lock:  # what was handed over is not begun before the put waits for it
-        store._core.space.allocate = lambda *_: None  # type: ignore[method-assign]
+        store._core.space.allocate = lambda *_: None
         store._core.ledger.erases_begun += 1
         store.put([PutItem(digest_of("a"), META, buffer)], told, 0.2)
         assert room.puts == 1

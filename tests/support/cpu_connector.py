@@ -11,7 +11,7 @@ tokens, K and V: the order inside a block is that of vLLM's CPU kernels and is k
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -120,7 +120,7 @@ class CpuLayerConnector(_Connector, _connectors.VLLMPagedMemLayerwiseGPUConnecto
     def get_shape(self, num_tokens: int) -> torch.Size:
         return torch.Size([num_tokens, 2, self.hidden])
 
-    def batched_to_gpu(self, starts: Any, ends: Any, **kwargs: Any) -> Iterator[None]:
+    def batched_to_gpu(self, starts: Any, ends: Any, **kwargs: Any) -> Generator[None, Any, None]:
         cache = self.blocks(kwargs)
         for layer in range(self.num_layers):
             objs = yield
@@ -160,5 +160,5 @@ def _create(config: Any, metadata: Any, *_: Any, **__: Any) -> Any:
 factory.CreateGPUConnector = _create
 
 
-class CpuLMCacheConnector(LMCacheConnectorV1Dynamic):  # type: ignore[misc]
+class CpuLMCacheConnector(LMCacheConnectorV1Dynamic):
     """LMCache's connector, which now finds the ones above."""

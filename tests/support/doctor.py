@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from fx100_lmcache.config import Config, parse
-from fx100_lmcache.nvmf.check import Finding, Severity
+from fx100_lmcache.findings import Finding, Severity
 from fx100_lmcache.testing.volumes import file_volume
 
 PROBLEM, WARNING, NOTE, OK = Severity.PROBLEM, Severity.WARNING, Severity.NOTE, Severity.OK

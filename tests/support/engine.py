@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
@@ -106,7 +107,7 @@ def read_at(
 class GatedMember(MemoryMember):
     """A memory member whose transfers block, in threads of the engine, until the gate opens."""
 
-    def __init__(self, size_bytes: int = 8 * MIB, **how: int) -> None:
+    def __init__(self, size_bytes: int = 8 * MIB, **how: Any) -> None:
         super().__init__(size_bytes, **how)
         self.gate = threading.Event()
         self.gate.set()

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import yaml
 from lmcache.utils import CacheEngineKey
@@ -22,14 +23,16 @@ from fx100_lmcache.config import Config
 from fx100_lmcache.engine.engine import LaneEngine
 from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.lmcache.inprocess import registry as inprocess_registry
+from fx100_lmcache.lmcache.inprocess.checks import UnsupportedSetupError
 from fx100_lmcache.lmcache.plugin import FX100StoragePlugin
 from fx100_lmcache.mount import Mounted, store_options
-from fx100_lmcache.ondisk.inode import unpack_location
+from fx100_lmcache.ondisk.location import unpack_location
 from fx100_lmcache.store import Store
 from fx100_lmcache.testing.harness import small_geometry
 from fx100_lmcache.testing.memory import MemoryMember
 from fx100_lmcache.testing.volumes import file_volume
-from fx100_lmcache.volume.volume import assemble, format_volume, read_label
+from fx100_lmcache.volume.format import format_volume
+from fx100_lmcache.volume.volume import assemble, read_label
 from support.releases import inprocess as lmcache_inprocess
 
 EventManager = lmcache_inprocess("event_manager").EventManager
@@ -57,7 +60,7 @@ def write_config(
         members=members,
         size=size,
         volume={"object": CHUNK_BYTES, "bytes_per_inode": CHUNK_BYTES, "shards": shards},
-        **{"io": SMALL_IO, "identity": {"namespaces": {MODEL: "r1"}}, **sections},
+        **{"io": SMALL_IO, "identity": {"model_tags": {MODEL: "r1"}}, **sections},
     )
 
 
@@ -283,6 +286,14 @@ def new_obj(
     return obj
 
 
+def refused(path: Any, meta: Any = None, **fields: Any) -> str:
+    """Return what a set-up is refused with."""
+    with pytest.raises(UnsupportedSetupError) as caught, plugin_on(path, meta, **fields):
+        pass
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
 def put(plugin: FX100StoragePlugin, wanted: Sequence[CacheEngineKey], **kind: Any) -> None:
     """Store objects that hold their hash, as `StorageManager.batched_put` would, and wait."""
     objs = [new_obj(plugin.local_cpu_backend, k.chunk_hash, **kind) for k in wanted]
@@ -310,7 +321,7 @@ def pool_bytes(backend: Any) -> int:
 
 
 def pins(plugin: FX100StoragePlugin) -> int:
-    return int(plugin._store._core.catalog.pins())
+    return int(plugin._store._core.catalog._pins.sum())
 
 
 def live_pins(plugin: FX100StoragePlugin) -> int:

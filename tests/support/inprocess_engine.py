@@ -4,7 +4,7 @@ import asyncio
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,7 +117,7 @@ class ToyLayerGpu(_connectors.VLLMPagedMemLayerwiseGPUConnector):
     def get_shape(self, num_tokens: int) -> torch.Size:
         return torch.Size([num_tokens, 2, HIDDEN])
 
-    def batched_to_gpu(self, starts: Any, ends: Any, **kwargs: Any) -> Iterator[None]:
+    def batched_to_gpu(self, starts: Any, ends: Any, **kwargs: Any) -> Generator[None, Any, None]:
         for layer in range(LAYERS):
             objs = yield
             # not strict: LMCache's own connectors are not either

@@ -24,7 +24,8 @@ from fx100_lmcache.store import Store, StoreOptions
 from fx100_lmcache.testing.harness import Rig, small_geometry
 from fx100_lmcache.testing.memory import MemoryMember, memory_members
 from fx100_lmcache.testing.volumes import file_volume
-from fx100_lmcache.volume.volume import assemble, format_volume
+from fx100_lmcache.volume.format import format_volume
+from fx100_lmcache.volume.volume import assemble
 from support.releases import places
 
 MODEL = "test/model"
@@ -40,7 +41,7 @@ def write_config(directory: Path, *, members: int = 4, size: str = "8MiB", **sec
         members=members,
         size=size,
         volume={"object": CHUNK_BYTES},
-        **{"io": small_io, "identity": {"namespaces": {MODEL: "r1"}}, **sections},
+        **{"io": small_io, "identity": {"model_tags": {MODEL: "r1"}}, **sections},
     )
 
 
@@ -56,7 +57,7 @@ def opened(path: Path) -> Iterator["Client"]:
 
 def memory_config(**sections: Any) -> Config:
     """Make a configuration for stores whose members are in memory."""
-    sections.setdefault("identity", IdentityConfig(namespaces={MODEL: "r1"}))
+    sections.setdefault("identity", IdentityConfig(model_tags={MODEL: "r1"}))
     members = (MemberConfig(path=Path("/memory")),)
     return Config(volume=VolumeConfig(members=members, object_bytes=CHUNK_BYTES), **sections)
 

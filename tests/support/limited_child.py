@@ -18,7 +18,9 @@ NOBODY = 65534
 def main() -> None:
     config, limit = settings.load(Path(sys.argv[1])), sys.argv[2]
     files = [member.path for member in config.volume.members if member.path is not None]
-    store.this_machine = machine  # what a mount that failed has not confirmed is watched in no time
+    vars(store)["this_machine"] = (
+        machine  # what a mount that failed has not confirmed is watched in no time
+    )
     mount(config).close()  # what is loaded once is loaded now
     which = getattr(resource, f"RLIMIT_{limit}")
     if limit == "NPROC":

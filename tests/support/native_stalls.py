@@ -70,7 +70,7 @@ def batch(engine: LaneEngine, stall: Path) -> None:
 
 
 def closing_batch(engine: LaneEngine, stall: Path) -> None:
-    """Close keeps its deadline with a batch in the kernel (B55)."""
+    """Close keeps its deadline with a batch in the kernel."""
     stall.touch()
     objects = [(buffer_of(bytes(4096)), [(0, 0, 4096, 0)]) for _ in range(6)]
     described, outcome = read_batch(objects, engine.now() + 60.0, hold=False)
@@ -82,7 +82,7 @@ def closing_batch(engine: LaneEngine, stall: Path) -> None:
 
 
 def closing(engine: LaneEngine, stall: Path) -> None:
-    """Close keeps its deadline, the process ends although threads hang in the kernel (B55)."""
+    """Close keeps its deadline, the process ends although threads hang in the kernel."""
     stall.touch()
     outcomes = reads(engine, 5, 60.0)
     time.sleep(0.2)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ import yaml
 
 from fx100_lmcache.buffers import IoBuffer, zero_buffer
 from fx100_lmcache.config import load
-from fx100_lmcache.mount import Mounted, format_members, mount, plan_format
+from fx100_lmcache.mount import Mounted, mount
 from fx100_lmcache.nvmf.plan import HostIdentity
 from fx100_lmcache.nvmf.snapshot import Controller
 from fx100_lmcache.nvmf.sysfs import Sysfs
 from fx100_lmcache.store import LoadItem, LoadResult, PutItem
+from fx100_lmcache.store.types import PutResult
 from fx100_lmcache.testing.harness import META, digest_of
+from fx100_lmcache.volume.format import format_members, plan_format
 from support.nvmet_target import ADDRESS, Target, TargetPort, TargetSubsystem, sh
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -107,7 +110,11 @@ class Array:
             }
             for subsystem, ports in zip(self.subsystems, self.ports, strict=True)
         ]
-        nvme = {"host_nqn": self.host.nqn, "host_id": self.host.id, "subsystems": listed}
+        nvme: dict[str, Any] = {
+            "host_nqn": self.host.nqn,
+            "host_id": self.host.id,
+            "subsystems": listed,
+        }
         nvme["reconnect"] = reconnect
         deadlines = {"load": "3s", "store": "5s", "probe_interval": "200ms", "close": "5s"}
         document = {
@@ -181,15 +188,19 @@ class Call:
     took_s: float
 
 
+def _answered(results: list[PutResult], done: threading.Event, found: list[PutResult]) -> None:
+    results += found
+    done.set()
+
+
 def put(mounted: Mounted, name: str, length: int = OBJECT_BYTES) -> Call:
     """Store an object; the outcome is ``stored`` or the reason why not."""
     buffer = zero_buffer(-(-length // 4096) * 4096)
     buffer.view[:length] = bytes_of(name, length)
     buffer.length = length
-    done, results, start = threading.Event(), [], time.monotonic()
-    mounted.store.put(
-        [PutItem(digest_of(name), META, buffer)], lambda r: (results.extend(r), done.set())
-    )
+    done, start = threading.Event(), time.monotonic()
+    results: list[PutResult] = []
+    mounted.store.put([PutItem(digest_of(name), META, buffer)], partial(_answered, results, done))
     assert done.wait(PATIENCE_S), f"put {name} was never reported"
     outcome = "stored" if results[0].stored else results[0].reason
     return Call("put", name, outcome, start, time.monotonic() - start)

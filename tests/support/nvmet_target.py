@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 CONFIGFS = Path("/sys/kernel/config/nvmet")
 BACKING = Path("/dev/shm")  # the guest's other files are the host's
@@ -163,7 +164,7 @@ class TargetPort:
         """Delay (and lose) this port's packets in each direction, and no others of the machine."""
         sh("tc", "qdisc", "add", "dev", "lo", "root", "handle", "1:", "prio", "bands", "4")
         self.slow = True
-        delay = ("netem", "delay", f"{delay_ms}ms", "limit", "100000")
+        delay: tuple[str, ...] = ("netem", "delay", f"{delay_ms}ms", "limit", "100000")
         delay += ("loss", f"{loss_percent}%") if loss_percent else ()
         sh("tc", "qdisc", "add", "dev", "lo", "parent", "1:4", "handle", "40:", *delay)
         for end in ("dport", "sport"):
@@ -221,15 +222,17 @@ class Target:
         failures: list[Exception] = []
         for subsystem in self.subsystems:
             self._attempt(failures, sh, "nvme", "disconnect", "-n", subsystem.nqn)
-        for each in (*self.ports, *self.subsystems):
-            self._attempt(failures, each.remove)
+        for port in self.ports:
+            self._attempt(failures, port.remove)
+        for subsystem in self.subsystems:
+            self._attempt(failures, subsystem.remove)
         self.ports.clear()
         self.subsystems.clear()
         if failures:
             raise failures[0]
 
     @staticmethod
-    def _attempt(failures, action, *arguments):  # type: ignore[no-untyped-def]
+    def _attempt(failures: Any, action: Any, *arguments: Any) -> None:
         try:
             action(*arguments)
         except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:

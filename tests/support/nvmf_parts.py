@@ -1,6 +1,7 @@
 """Parts of a host's NVMe, as the kernel would show them."""
 
 from dataclasses import replace
+from typing import Any
 
 from fx100_lmcache.nvmf.address import FabricAddress
 from fx100_lmcache.nvmf.namespace_id import NamespaceIdentity
@@ -15,7 +16,7 @@ from fx100_lmcache.nvmf.snapshot import (
 NQN = "nqn.2024-01.io.fx100:array"
 
 
-def controller(number: int, **changes) -> Controller:
+def controller(number: int, **changes: Any) -> Controller:
     made = Controller(
         name=f"nvme{number}",
         subsystem_nqn=NQN,
@@ -32,7 +33,7 @@ def controller(number: int, **changes) -> Controller:
     return replace(made, **changes)
 
 
-def namespace(**changes) -> Namespace:
+def namespace(**changes: Any) -> Namespace:
     made = Namespace(
         name="nvme0n1",
         device="/dev/nvme0n1",
@@ -50,7 +51,7 @@ def namespace(**changes) -> Namespace:
     return replace(made, **changes)
 
 
-def snapshot(*parts, iopolicy="round-robin", nqn=NQN) -> Snapshot:
+def snapshot(*parts: Any, iopolicy: str = "round-robin", nqn: Any = NQN) -> Snapshot:
     controllers = tuple(each for each in parts if isinstance(each, Controller))
     namespaces = tuple(each for each in parts if isinstance(each, Namespace))
     return Snapshot(

@@ -87,8 +87,9 @@ def main() -> None:
     parser.add_argument("--shard", type=int)
     options = parser.parse_args()
     if options.other_host:
-        DeviceMember.try_lock = lambda *_, **__: True  # type: ignore[method-assign]
-        store_module.this_machine = lambda: Machine("b2", host=options.name, machine_id="m2")
+        DeviceMember.try_lock = lambda *_, **__: True
+        machine = Machine("b2", host=options.name, machine_id="m2")
+        store_module.this_machine = lambda: machine  # type: ignore[attr-defined]
     try:
         shards = None if options.shard is None else [options.shard]
         mounted = mount(load(options.config), shards=shards)

@@ -2,11 +2,13 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import xxhash
 
 from fx100_lmcache import errors
+from fx100_lmcache.errors import VolumeError
 from fx100_lmcache.ondisk import label as label_module
 from fx100_lmcache.ondisk.geometry import LABEL_BYTES
 from support.cli import MIB, Rig, formatted
@@ -72,7 +74,7 @@ def of_a_newer_format(rig: Rig) -> None:
     overwrite(rig.members[1], 0, newer_label(rig.members[1]))
 
 
-SITUATIONS = {
+SITUATIONS: dict[Callable[[Rig], None], tuple[type[VolumeError], str]] = {
     missing: (errors.MemberOpenError, "No such file"),
     not_listed: (errors.MissingMemberError, "1 of 2 members found"),
     doubled_by_hard_link: (errors.DuplicateMemberError, "are the same file"),

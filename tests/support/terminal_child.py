@@ -49,7 +49,7 @@ def replace_machine(folder: Path) -> None:
 
     nvme.Sysfs = doctor.Sysfs = access.Sysfs = sysfs  # type: ignore
     nvme.NvmeCli = lambda: NvmeCli(str(folder / "nvme"))  # type: ignore
-    doctor.try_imports = try_imports
+    doctor.try_imports = try_imports  # type: ignore
 
 
 def run(arguments: list[str]) -> int:

@@ -9,13 +9,16 @@ import random
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fx100_lmcache.buffers import zero_buffer
 from fx100_lmcache.config import load
-from fx100_lmcache.mount import Mounted, format_members, mount, plan_format
+from fx100_lmcache.mount import Mounted, mount
 from fx100_lmcache.store import LoadItem, PutItem
 from fx100_lmcache.testing.harness import META, digest_of
+from fx100_lmcache.volume.format import format_members, plan_format
 
 MIB = 1 << 20
 OBJECTS = 150
@@ -44,7 +47,7 @@ def store_all(mounted: Mounted, names: list[str]) -> dict[str, str]:
         buffer = zero_buffer(MIB)
         buffer.view[:] = contents(name)
 
-        def told(results: list, name: str = name) -> None:  # type: ignore[type-arg]
+        def told(results: list, name: str = name) -> None:
             outcome[name] = "stored" if results[0].stored else results[0].reason
             gate.release()
 
@@ -55,13 +58,19 @@ def store_all(mounted: Mounted, names: list[str]) -> dict[str, str]:
     return outcome
 
 
+def _note(results: list[Any], done: threading.Event, found: list[Any]) -> None:
+    results += found
+    done.set()
+
+
 def load_all(mounted: Mounted, names: list[str]) -> dict[str, str]:
     """Load objects; say of each whether it was right, wrong or a miss."""
     found = {}
     for name in names:
-        buffer, done, results = zero_buffer(MIB), threading.Event(), []
+        buffer, done = zero_buffer(MIB), threading.Event()
+        results: list[Any] = []
         item = LoadItem(digest_of(name), buffer, lambda _m, _n: True)
-        mounted.store.load([item], lambda r, d=done, to=results: (to.extend(r), d.set()))  # type: ignore[misc]
+        mounted.store.load([item], partial(_note, results, done))
         assert done.wait(PATIENCE_S)
         right = bytes(buffer.view) == contents(name)
         found[name] = "miss" if not results[0].length else "right" if right else "WRONG"
@@ -70,9 +79,9 @@ def load_all(mounted: Mounted, names: list[str]) -> dict[str, str]:
 
 def healthy_in_time(mounted: Mounted) -> bool:
     until = time.monotonic() + PATIENCE_S
-    while not mounted.store.healthy and time.monotonic() < until:
+    while mounted.store.problems() and time.monotonic() < until:
         time.sleep(0.05)
-    return mounted.store.healthy
+    return not mounted.store.problems()
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from lmcache.v1.metadata import LMCacheMetadata
 from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
-from tests.v1.storage_backend import (  # type: ignore[import-not-found]
+from tests.v1.storage_backend import (  # type: ignore[import-untyped]
     test_local_disk_backend as disk,
 )
 from tests.v1.storage_backend import test_storage_plugin as plugins

@@ -10,7 +10,7 @@ import pytest
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.plugin_l2_adapter import PluginL2AdapterConfig
-from tests.v1.distributed.test_mock_l2_adapter import (  # type: ignore[import-not-found]
+from tests.v1.distributed.test_mock_l2_adapter import (  # type: ignore[import-untyped]
     TestEndToEndWorkflow,
     TestEventFdInterface,
     TestEvictionInterface,

@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from fx100_lmcache.config import Config, load
-from fx100_lmcache.mount import open_volume
 from fx100_lmcache.nvmf.errors import (
     AmbiguousNamespaceError,
     IdentityError,
@@ -22,6 +21,7 @@ from fx100_lmcache.nvmf.errors import (
 )
 from fx100_lmcache.volume import arrival
 from fx100_lmcache.volume.arrival import missing_members, wait_for_members
+from fx100_lmcache.volume.opening import open_volume
 
 UUID = "00000000-0000-4000-8000-000000000001"
 SUBSYSTEM = {"subsystem_nqn": "nqn.x", "addresses": [{"traddr": "192.0.2.1"}]}
@@ -67,19 +67,23 @@ class Boot:
 NAMED = {"nvme": {"uuid": UUID}}
 
 
-def test_what_is_there_is_not_waited_for(tmp_path, monkeypatch):
+def test_what_is_there_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     boot = Boot(monkeypatch, tmp_path, there_at=0)
     assert boot.wait(configured(tmp_path, NAMED), 60) == 0
     assert boot.lines == []
 
 
-def test_without_a_limit_nothing_is_waited_for(tmp_path, monkeypatch):
+def test_without_a_limit_nothing_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     boot = Boot(monkeypatch, tmp_path, there_at=5)
     assert boot.wait(configured(tmp_path, NAMED), 0) == 0
     assert boot.lines == []
 
 
-def test_a_late_member_is_waited_for_and_named_every_few_seconds(tmp_path, monkeypatch):
+def test_a_late_member_is_waited_for_and_named_every_few_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     boot = Boot(monkeypatch, tmp_path, there_at=12)
     assert boot.wait(configured(tmp_path, NAMED), 60) == 12
     name = f"volume.members[0] (uuid {UUID})"
@@ -92,7 +96,9 @@ def test_a_late_member_is_waited_for_and_named_every_few_seconds(tmp_path, monke
 
 
 @pytest.mark.parametrize("limit_s", [0.3, 1, 7.3, 60])
-def test_at_the_limit_the_open_says_what_it_always_says(tmp_path, monkeypatch, limit_s):
+def test_at_the_limit_the_open_says_what_it_always_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_s: float
+) -> None:
     boot = Boot(monkeypatch, tmp_path, there_at=1e9)
     config = configured(tmp_path, NAMED)
     assert boot.wait(config, limit_s) == pytest.approx(limit_s, abs=0.002)
@@ -101,7 +107,7 @@ def test_at_the_limit_the_open_says_what_it_always_says(tmp_path, monkeypatch, l
         open_volume(config)
 
 
-def test_only_what_may_come_is_waited_for(tmp_path, monkeypatch):
+def test_only_what_may_come_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     boot = Boot(monkeypatch, tmp_path, there_at=1e9)
     config = configured(tmp_path, NAMED)
     for error, waited_s in (
@@ -114,7 +120,7 @@ def test_only_what_may_come_is_waited_for(tmp_path, monkeypatch):
         assert boot.wait(config, 9) == waited_s
 
 
-def test_paths_are_missing_while_nothing_is_there(tmp_path):
+def test_paths_are_missing_while_nothing_is_there(tmp_path: Path) -> None:
     link, loop, below = tmp_path / "by-id", tmp_path / "loop", tmp_path / "fx100.yaml" / "m"
     link.symlink_to(tmp_path / "nvme0n1")
     loop.symlink_to(loop)
@@ -124,7 +130,7 @@ def test_paths_are_missing_while_nothing_is_there(tmp_path):
     assert missing_members(config) == []
 
 
-def test_a_file_that_format_creates_is_not_missing(tmp_path):
+def test_a_file_that_format_creates_is_not_missing(tmp_path: Path) -> None:
     made, given = {"path": "made", "size": "4MiB"}, {"path": "given"}
     config = configured(tmp_path, made, given)
     assert len(missing_members(config)) == 2
@@ -152,7 +158,7 @@ class Attempts:
 
 
 @pytest.fixture
-def attempts(monkeypatch) -> Attempts:
+def attempts(monkeypatch: pytest.MonkeyPatch) -> Attempts:
     made = Attempts()
     monkeypatch.setattr(arrival, "reconnector", made)
     return made
@@ -168,7 +174,9 @@ def waiting_for(attempts: Attempts, boot: Boot) -> Callable[[float], None]:
     return pause
 
 
-def test_what_is_configured_is_connected_meanwhile(tmp_path, monkeypatch, attempts):
+def test_what_is_configured_is_connected_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: Attempts
+) -> None:
     boot = Boot(monkeypatch, tmp_path, there_at=1)
     config = configured(tmp_path, NAMED, reconnect=True)
 
@@ -188,14 +196,21 @@ def test_what_is_configured_is_connected_meanwhile(tmp_path, monkeypatch, attemp
      ({"reconnect": False}, True, 1), ({"reconnect": True}, False, 0)],
 )  # fmt: skip
 def test_nothing_is_connected_where_that_is_not_wanted(
-    tmp_path, monkeypatch, attempts, nvme, connect, expected
-):
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    attempts: Attempts,
+    nvme: dict[str, Any],
+    connect: bool | None,
+    expected: int,
+) -> None:
     boot = Boot(monkeypatch, tmp_path, there_at=1)
     assert boot.wait(configured(tmp_path, NAMED, **nvme), 60, connect=connect) == 1
     assert len(attempts.made) == expected
 
 
-def test_an_interrupt_ends_the_wait_and_the_connecting(tmp_path, monkeypatch, attempts):
+def test_an_interrupt_ends_the_wait_and_the_connecting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attempts: Attempts
+) -> None:
     boot = Boot(monkeypatch, tmp_path, there_at=1e9)
 
     def interrupted(_seconds: float) -> None:
@@ -209,7 +224,7 @@ def test_an_interrupt_ends_the_wait_and_the_connecting(tmp_path, monkeypatch, at
     assert not attempts.thread.is_alive()
 
 
-def test_a_file_that_appears_ends_a_real_wait(tmp_path):
+def test_a_file_that_appears_ends_a_real_wait(tmp_path: Path) -> None:
     config = configured(tmp_path, {"path": "m0"})
     lines: list[str] = []
 

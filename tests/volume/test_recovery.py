@@ -11,7 +11,8 @@ import pytest
 from fx100_lmcache.members.base import read_whole
 from fx100_lmcache.ondisk.chunk_meta import ChunkMeta, Layout
 from fx100_lmcache.ondisk.geometry import Geometry, MemberShape
-from fx100_lmcache.ondisk.inode import InodePlace, pack_inode, pack_location, unpack_location
+from fx100_lmcache.ondisk.inode import InodePlace, pack_inode
+from fx100_lmcache.ondisk.location import pack_location, unpack_location
 from fx100_lmcache.ondisk.reason import Reason
 from fx100_lmcache.testing.harness import META, SCOPE, digest_of
 from fx100_lmcache.testing.memory import Fault, MemoryMember
@@ -91,7 +92,7 @@ def test_entries_come_back_with_all_their_columns() -> None:
     assert names(found) == ["three", "one", "two"]
     at = found.rows.tolist().index(other.row)
     assert found.metas[found.meta_ids[at]] == OTHER_META
-    assert (found.length[at], found.blocks[at], found.counts[at]) == (4096, 1, 1)
+    assert (found.length[at], found.blocks[at], found.piece_counts[at]) == (4096, 1, 1)
     assert found.members[at] == 0b110  # the inode's own member, too
     assert found.newest_epoch == 100
     at = found.rows.tolist().index(ONE.row)
@@ -169,7 +170,7 @@ def test_pieces_outside_the_shard_are_refused(pieces: tuple[tuple[int, int, int]
     [(8 * 4096, True), (4 * 4096 + 1, True), (8 * 4096 + 1, False), (4 * 4096, False), (1, False)],
 )
 def test_lengths_must_add_up(length: int, fits: bool) -> None:
-    """An object fills all of its pieces but the last (B41)."""
+    """An object fills all of its pieces but the last."""
     assert len(recovered(replace(ONE, length=length))) == fits
 
 
@@ -201,7 +202,7 @@ def test_old_epochs_of_dead_inodes_still_count() -> None:
 
 
 def test_tables_larger_than_one_call_and_short_reads() -> None:
-    """B66: recovery, too, keeps its calls small; and a short read is resumed."""
+    """Recovery, too, keeps its calls small; and a short read is resumed."""
     shape = MemberShape(40 << 20, 5000, 100)
     geometry = Geometry(4096, FRAME, 512, 512, 1, (shape,))
     member = MemoryMember(40 << 20, max_io_bytes=512 * 1024)

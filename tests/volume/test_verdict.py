@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -159,7 +160,7 @@ def test_the_honest_one_is_taken() -> None:
     ],
     ids=str,
 )
-def test_what_is_at_the_edge_is_taken(edge: dict[str, object]) -> None:
+def test_what_is_at_the_edge_is_taken(edge: dict[str, Any]) -> None:
     assert len(recovered(draft(**edge))) == 1
 
 

@@ -1,10 +1,9 @@
-"""What is wrong with a volume, as three sentences: what, why it matters, what to type."""
+"""What is wrong with a volume, for an operator: what, why it matters, what to type."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from fx100_lmcache.config import ConfigError
@@ -21,106 +20,59 @@ from fx100_lmcache.errors import (
     UnsupportedVersionError,
     WrongVolumeError,
 )
+from fx100_lmcache.findings import Finding, problem, warning
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.nvmf.errors import NvmeError
 from fx100_lmcache.ondisk.geometry import LABEL_BYTES
 
+SUBJECT = "volume"
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something an operator should act on.
-
-    Attributes
-    ----------
-    member : str or None
-        Path of the member concerned, if it is one.
-    what, why, do : str
-        What happened; why it matters; what to type.
-    """
-
-    what: str
-    why: str
-    do: str
-    member: str | None = None
-
-
-# the first class that fits; {config} is the path of the YAML file
-_ADVICE: tuple[tuple[type[Exception], str, str], ...] = (
-    (
-        ConfigError,
-        "without a configuration nothing can be opened",
-        "correct the file, then: fx100 status {config}",
-    ),
-    (
-        NvmeError,
-        "the namespace cannot be found, so its share of every object cannot be read",
-        "fx100 nvme connect {config}, then: fx100 status {config}",
-    ),
+# the first class that fits
+_WHY: tuple[tuple[type[Exception], str], ...] = (
+    (ConfigError, "without a configuration nothing can be opened"),
+    (NvmeError, "the namespace cannot be found, so its share of every object cannot be read"),
     (
         MissingMemberError,
         "objects are striped over all members: without one of them the volume does not open",
-        "nvme list; connect the device or list it in volume.members, then: fx100 status {config}",
     ),
-    (
-        DuplicateMemberError,
-        "two writers to one place would destroy each other's data",
-        "list each member once in volume.members, then: fx100 status {config}",
-    ),
-    (
-        WrongVolumeError,
-        "members of different volumes hold parts of different objects",
-        "list the members of one volume, or make a new one of these: fx100 format {config}",
-    ),
+    (DuplicateMemberError, "two writers to one place would destroy each other's data"),
+    (WrongVolumeError, "members of different volumes hold parts of different objects"),
     (
         NotFormattedError,
         "without a label nothing tells which part of the volume the member holds",
-        "check that it is the right device; for a new, empty volume: fx100 format {config}",
     ),
     (
         InterruptedFormatError,
         "the members hold parts of two volumes, neither of which is whole",
-        "fx100 format {config}",
     ),
-    (
-        UnsupportedVersionError,
-        "this package cannot know where that format keeps its data",
-        "pip install --upgrade fx100-lmcache",
-    ),
-    (
-        MemberSizeError,
-        "data and the second label copy lay beyond the present end",
-        "give the device its size back; or, for a new, empty volume: fx100 format {config}",
-    ),
-    (
-        SectorSizeError,
-        "the device refuses transfers as small as the volume needs",
-        "for a new, empty volume with larger units: fx100 format {config}",
-    ),
-    (
-        ClaimError,
-        "a volume that is being formatted cannot be read",
-        "wait, then: fx100 status {config}",
-    ),
-    (
-        MemberOpenError,
-        "its share of every object cannot be read or written",
-        "ls -lL PATH; correct what the message says, then: fx100 status {config}",
-    ),
-    (
-        Exception,
-        "the volume does not open",
-        "dmesg | tail; check the device, then: fx100 status {config}",
-    ),
+    (UnsupportedVersionError, "this package cannot know where that format keeps its data"),
+    (MemberSizeError, "data and the second label copy lay beyond the present end"),
+    (SectorSizeError, "the device refuses transfers as small as the volume needs"),
+    (ClaimError, "a volume that is being formatted cannot be read"),
+    (MemberOpenError, "its share of every object cannot be read or written"),
+    (Exception, "the volume does not open"),
+)
+
+# what to do about errors that do not say: the first class that fits
+_DO: tuple[tuple[type[Exception], str], ...] = (
+    (ConfigError, "correct the file"),
+    (NvmeError, "fx100 nvme connect CONFIG"),
+    (Exception, "dmesg | tail; check the device"),
 )
 
 
-def problem_of(error: FX100Error | OSError, config: Path, member: str | None = None) -> Problem:
-    """Turn an error into a problem with advice."""
-    why, do = next((why, do) for kind, why, do in _ADVICE if isinstance(error, kind))
-    return Problem(str(error), why, do.format(config=config).replace("PATH", member or ""), member)
+def problem_of(error: FX100Error | OSError, config: Path, member: str | None = None) -> Finding:
+    """Turn an error into a finding: what to do is the error's own remedy, if it has one."""
+    why = next(why for kind, why in _WHY if isinstance(error, kind))
+    do = next(do for kind, do in _DO if isinstance(error, kind))
+    what = str(error)
+    if isinstance(error, FX100Error):
+        what, do = error.what, error.remedy or do
+    do = f"{do}; then: fx100 status CONFIG".replace("CONFIG", str(config))
+    return problem(SUBJECT, what, why, do, member)
 
 
-def damaged_label(member: Member, label_size_bytes: int, front_is_good: bool) -> Problem:
+def damaged_label(member: Member, label_size_bytes: int, front_is_good: bool) -> Finding:
     """Describe a member with one unreadable label copy, and how the good one mends it.
 
     Parameters
@@ -133,7 +85,8 @@ def damaged_label(member: Member, label_size_bytes: int, front_is_good: bool) ->
     last = label_size_bytes // LABEL_BYTES - 1
     source, target = (0, last) if front_is_good else (last, 0)
     where, name = "end" if front_is_good else "start", shlex.quote(member.name)
-    return Problem(
+    return problem(
+        SUBJECT,
         f"{member.name}: the label copy at its {where} is damaged",
         "the volume works, but if the other copy is lost too, all data is",
         f"dd if={name} of={name} bs={LABEL_BYTES} count=1 skip={source} "
@@ -142,9 +95,10 @@ def damaged_label(member: Member, label_size_bytes: int, front_is_good: bool) ->
     )
 
 
-def lost_path(device: str | None, path: str, state: str, config: Path) -> Problem:
+def lost_path(device: str | None, path: str, state: str, config: Path) -> Finding:
     """Describe a path to a namespace that carries no I/O."""
-    return Problem(
+    return warning(
+        SUBJECT,
         f"{device}: path {path} is {state}",
         "only other paths can serve its reads and writes; without any they fail",
         f"fx100 nvme check {config}",
@@ -154,17 +108,19 @@ def lost_path(device: str | None, path: str, state: str, config: Path) -> Proble
 
 def shape_warnings(
     member: Member, label_size_bytes: int, wanted_direct: str, config: Path
-) -> Iterator[Problem]:
+) -> Iterator[Finding]:
     """Yield what works but not as well as it could."""
     if member.io_mode != "direct" and wanted_direct == "prefer":
-        yield Problem(
+        yield warning(
+            SUBJECT,
             f"{member.name}: direct I/O does not work here",
             "everything goes through the page cache: slower, and it takes memory from others",
             "move it to ext4 or XFS, or set io.direct: require to refuse such a start",
             member.name,
         )
     if member.size_bytes > label_size_bytes:
-        yield Problem(
+        yield warning(
+            SUBJECT,
             f"{member.name}: grew from {label_size_bytes} to {member.size_bytes} bytes",
             "the volume works as before, but does not use the new space",
             f"when the cache may be lost: fx100 format {config}",
@@ -172,7 +128,7 @@ def shape_warnings(
         )
 
 
-def thin_member(member: Member, there: int | None, label_size_bytes: int, config: Path) -> Problem:
+def thin_member(member: Member, there: int | None, label_size_bytes: int, config: Path) -> Finding:
     """Describe a member that promises more space than may be there when it is written.
 
     Parameters
@@ -186,7 +142,8 @@ def thin_member(member: Member, there: int | None, label_size_bytes: int, config
         what = f"{member.name}: thinly provisioned"
     else:
         what = f"{member.name}: sparse, {there} of its {label_size_bytes} bytes are allocated"
-    return Problem(
+    return warning(
+        SUBJECT,
         what,
         "when the storage below is full, only what was written before can be written again",
         f"see to it that there is room below; when the cache may be lost: fx100 format --allocate "
@@ -197,7 +154,7 @@ def thin_member(member: Member, there: int | None, label_size_bytes: int, config
 
 def few_inodes(
     entries: int, slots: int, free_share: float, mean_bytes: int, object_bytes: int, do_bytes: int
-) -> Problem:
+) -> Finding:
     """Describe a volume whose objects are smaller than it was laid out for.
 
     Parameters
@@ -205,7 +162,8 @@ def few_inodes(
     do_bytes : int
         What ``volume.bytes_per_inode`` should be.
     """
-    return Problem(
+    return warning(
+        SUBJECT,
         f"inodes are the limit: {entries:,} of {slots:,} used while {free_share:.0%} of the space "
         "is free",
         f"objects have {mean_bytes:,} bytes on average, smaller than planned (volume.object is "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fx100_lmcache.admin.advice import (
-    Problem,
+    SUBJECT,
     damaged_label,
     few_inodes,
     lost_path,
@@ -22,6 +22,7 @@ from fx100_lmcache.admin.advice import (
 from fx100_lmcache.config import Config, load
 from fx100_lmcache.config.model import MemberConfig
 from fx100_lmcache.errors import FX100Error, MissingMemberError, RecordError
+from fx100_lmcache.findings import Finding, Severity, problem
 from fx100_lmcache.members.allocation import allocation_of
 from fx100_lmcache.members.device import DeviceMember, open_member
 from fx100_lmcache.ondisk.geometry import BLOCK_BYTES, CLAIM_BYTES, LABEL_BYTES, Geometry
@@ -143,8 +144,17 @@ class Report:
     members: list[MemberReport] = field(default_factory=list)
     shards: list[ShardReport] = field(default_factory=list)
     usage: Usage | None = None
-    problems: list[Problem] = field(default_factory=list)
-    warnings: list[Problem] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def problems(self) -> list[Finding]:
+        """Why the volume would not open or not work."""
+        return [each for each in self.findings if each.severity is Severity.PROBLEM]
+
+    @property
+    def warnings(self) -> list[Finding]:
+        """What works, but not as well or as surely as it could."""
+        return [each for each in self.findings if each.severity is Severity.WARNING]
 
     @property
     def healthy(self) -> bool:
@@ -153,7 +163,11 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
-        return {"healthy": self.healthy, **dataclasses.asdict(self)}
+        fields = dataclasses.asdict(self)
+        del fields["findings"]
+        for name in ("problems", "warnings"):
+            fields[name] = [dataclasses.asdict(each) for each in getattr(self, name)]
+        return {"healthy": self.healthy, **fields}
 
 
 def inspect(path: Path, watch_s: float = 0.0) -> Report:
@@ -168,7 +182,7 @@ def inspect(path: Path, watch_s: float = 0.0) -> Report:
     try:
         config = load(path)
     except FX100Error as error:
-        report.problems.append(problem_of(error, path))
+        report.findings.append(problem_of(error, path))
         return report
     with contextlib.ExitStack() as opened:
         found = []
@@ -192,7 +206,7 @@ def _look_at_paths(report: Report) -> None:
             state = " ".join(filter(None, (controller.state, path.ana_state)))
             about.paths.append(f"{where} {state}")
             if controller.state != "live":
-                report.warnings.append(lost_path(about.path, where, state, Path(report.config)))
+                report.findings.append(lost_path(about.path, where, state, Path(report.config)))
 
 
 def _look_at_member(
@@ -213,26 +227,26 @@ def _look_at_member(
         member = open_member(path, direct=config.io.direct, read_only=True)
         opened.callback(member.close)
     except FX100Error as error:
-        report.problems.append(problem_of(error, Path(report.config), about.path))
+        report.findings.append(problem_of(error, Path(report.config), about.path))
         return None
     about.io_mode, about.size_bytes = member.io_mode, member.size_bytes
     about.logical_block_bytes = member.logical_block_bytes
     allocation = allocation_of(member)
     about.allocated_bytes = allocation.allocated_bytes
     if not os.access(path, os.W_OK):
-        report.problems.append(_not_writable(member))
+        report.findings.append(_not_writable(member))
     try:
         hold_label(member)
         label, damaged = read_label(member)
     except (FX100Error, OSError) as error:
-        report.problems.append(problem_of(error, Path(report.config), about.path))
+        report.findings.append(problem_of(error, Path(report.config), about.path))
         return None
     _note_label(report, about, member, label, damaged)
     wanted_bytes = label.geometry.members[label.index].size_bytes
     there = allocation.allocated_bytes
     if allocation.thin and (there is None or there < wanted_bytes):
-        report.warnings.append(thin_member(member, there, wanted_bytes, Path(report.config)))
-    report.warnings += shape_warnings(member, wanted_bytes, config.io.direct, Path(report.config))
+        report.findings.append(thin_member(member, there, wanted_bytes, Path(report.config)))
+    report.findings += shape_warnings(member, wanted_bytes, config.io.direct, Path(report.config))
     return member
 
 
@@ -248,11 +262,12 @@ def _note_label(
             front_is_good = True
         except RecordError:
             front_is_good = False
-        report.problems.append(damaged_label(member, about.formatted_bytes, front_is_good))
+        report.findings.append(damaged_label(member, about.formatted_bytes, front_is_good))
 
 
-def _not_writable(member: DeviceMember) -> Problem:
-    return Problem(
+def _not_writable(member: DeviceMember) -> Finding:
+    return problem(
+        SUBJECT,
         f"{member.name} cannot be written by this user (uid {os.geteuid()})",
         "a server of this user could not open the volume",
         f"ls -lL {member.name}; run as its owner, or join its group",
@@ -270,9 +285,9 @@ def _look_at_volume(
         whole = assemble(members)
     except MissingMemberError as error:
         if len(members) == len(config.volume.members):  # else the reason is reported already
-            report.problems.append(problem_of(error, Path(report.config)))
+            report.findings.append(problem_of(error, Path(report.config)))
     except (FX100Error, OSError) as error:
-        report.problems.append(problem_of(error, Path(report.config)))
+        report.findings.append(problem_of(error, Path(report.config)))
         return
     try:
         label, _ = read_label(members[0])
@@ -293,9 +308,9 @@ def _look_at_volume(
                 claim_epoch=max(shard.epoch for shard in report.shards) or None,
             )
             report.usage = _usage(found, geometry)
-            report.warnings += inode_warnings(report.usage, config)
+            report.findings += inode_warnings(report.usage, config)
     except (FX100Error, OSError) as error:
-        report.problems.append(problem_of(error, Path(report.config)))
+        report.findings.append(problem_of(error, Path(report.config)))
 
 
 def _look_at_shard(
@@ -359,7 +374,7 @@ def _usage(found: Recovered, geometry: Geometry) -> Usage:
     )
 
 
-def inode_warnings(usage: Usage, config: Config) -> list[Problem]:
+def inode_warnings(usage: Usage, config: Config) -> list[Finding]:
     """Say that inodes run out before the space does, once more than half of them are used."""
     if usage.limit != "inodes" or usage.used_share < INODES_SCARCE:
         return []

@@ -10,7 +10,6 @@ import queue
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
 import xxhash
 
 from fx100_lmcache.buffers import IoBuffer, zero_buffer
@@ -18,12 +17,14 @@ from fx100_lmcache.engine.engine import LaneEngine
 from fx100_lmcache.engine.jobs import Job, Status, Transfer
 from fx100_lmcache.errors import VolumeError
 from fx100_lmcache.ondisk.geometry import round_up
-from fx100_lmcache.ondisk.inode import InodePlace, parse_table, unpack_location
+from fx100_lmcache.ondisk.inode import InodePlace, parse_table
+from fx100_lmcache.ondisk.location import blocks_of, unpack_location
 from fx100_lmcache.volume.claim import newest_claim, read_claims
 from fx100_lmcache.volume.recovery import Recovered
 from fx100_lmcache.volume.volume import Volume, read_at
 
 BUFFER_BYTES = 128 * 1024 * 1024
+_CHECK = "check the device and its paths: fx100 nvme check CONFIG"
 MIN_IN_FLIGHT, MAX_IN_FLIGHT = 4, 256
 
 
@@ -139,13 +140,13 @@ class Scrubber:
             if read.status is not Status.TIMED_OUT:  # else the kernel may still write there
                 free.append(read.buffer)
             elif not free and not in_flight:
-                raise VolumeError(f"{self._name(read.piece)} does not answer; check the device")
+                raise VolumeError(f"{self._name(read.piece)} does not answer", remedy=_CHECK)
 
     def _pieces(self) -> Iterator[Piece]:
         found, geometry = self._found, self._volume.geometry
         for entry in range(len(found)):
             left = int(found.length[entry])
-            for number in range(int(found.counts[entry])):
+            for number in range(int(found.piece_counts[entry])):
                 member, block, blocks = unpack_location(int(found.locations[entry, number]))
                 length = min(blocks * geometry.block_bytes, left)
                 left -= length
@@ -155,8 +156,8 @@ class Scrubber:
 
     def _buffers(self) -> list[IoBuffer]:
         """Make as many buffers as the longest piece allows."""
-        blocks = self._found.locations >> np.uint64(40) & np.uint64(0xFFFF)
-        longest = int(blocks.max(initial=0)) * self._volume.geometry.block_bytes
+        most = int(blocks_of(self._found.locations).max(initial=0))
+        longest = most * self._volume.geometry.block_bytes
         if not longest:
             return []
         size = round_up(longest, 4096)
@@ -181,7 +182,7 @@ class Scrubber:
         if self._engine.down_mask() >> piece.member & 1:
             state = self._engine.states()[piece.member]
             raise VolumeError(
-                f"{state.name} does not answer any more ({state.last_error}); check the device"
+                f"{state.name} does not answer any more ({state.last_error})", remedy=_CHECK
             )
 
     def _judge(self, read: _Read, result: ScrubResult) -> None:

@@ -30,7 +30,7 @@ class Entry:
     Attributes
     ----------
     pieces : tuple of (location, checksum)
-        As on disk, see :func:`~fx100_lmcache.ondisk.inode.unpack_location`.
+        As on disk, see :func:`~fx100_lmcache.ondisk.location.unpack_location`.
     meta : int
         Number of its metadata in :attr:`Catalog.metas`.
     """
@@ -164,7 +164,7 @@ class Catalog:
         members: npt.NDArray[np.int64],
         locations: U64,
         checksums: U64,
-        counts: npt.NDArray[np.int64],
+        piece_counts: npt.NDArray[np.int64],
         age: npt.NDArray[np.int64],
     ) -> None:
         """Publish many entries at once; those of lowest ``age`` count as used longest ago."""
@@ -174,8 +174,8 @@ class Catalog:
         self._blocks[rows] = blocks
         self._meta[rows] = meta
         self._members[rows] = members
-        self._piece_count[rows] = counts
-        self._piece_at[rows] = self._pieces.add_many(locations, checksums, counts)
+        self._piece_count[rows] = piece_counts
+        self._piece_at[rows] = self._pieces.add_many(locations, checksums, piece_counts)
         self._index.insert(rows)
         self._used_at[rows] = age + (self._tick + 1)
         if len(rows):
@@ -225,7 +225,7 @@ class Catalog:
         on: Flags = (self._members[rows] & np.uint16(down_mask)) == 0
         return on
 
-    def blocks_up(self, row: int, down_mask: int) -> bool:
+    def is_readable(self, row: int, down_mask: int) -> bool:
         """Whether one row lies wholly on members that are up."""
         return not int(self._members[row]) & down_mask
 
@@ -264,10 +264,6 @@ class Catalog:
     def pinned(self, row: int, now_s: float) -> bool:
         """Whether somebody holds an unexpired pin."""
         return bool(self._pins[row] and self._pinned_until[row] > now_s)
-
-    def pins(self) -> int:
-        """Return the number of pins held, expired ones included."""
-        return int(self._pins[: self._top].sum())
 
     def start_reading(self, rows: Iterable[int]) -> None:
         """Count a reader in flight of each row: the entry's blocks stay until it ends."""
@@ -308,7 +304,7 @@ class Catalog:
             self._state[row] == LIVE
             and not self.pinned(row, now_s)
             and not self._readers[row]
-            and self.blocks_up(row, down_mask)
+            and self.is_readable(row, down_mask)
         )
 
     def live_rows(self, start: int = 0, limit: int | None = None) -> list[int]:

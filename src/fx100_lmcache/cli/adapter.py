@@ -12,7 +12,7 @@ import typer
 from fx100_lmcache.cli.console import ConfigPath, explained
 from fx100_lmcache.cli.waiting import MAX_WAIT_S, a_number, wait_as_asked
 from fx100_lmcache.config import Config, load
-from fx100_lmcache.mount import open_volume
+from fx100_lmcache.volume.opening import open_volume
 
 
 def adapter_spec(config: Config, path: Path) -> dict[str, Any]:

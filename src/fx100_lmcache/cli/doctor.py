@@ -28,19 +28,21 @@ from fx100_lmcache.cli.waiting import Wait, wait_as_asked
 from fx100_lmcache.config import Config, load, subsystems_named
 from fx100_lmcache.doctor.documents import Document, DocumentError, read_document
 from fx100_lmcache.doctor.engine import check_engine
-from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question, note, problem
 from fx100_lmcache.doctor.loading import check_loading, targets, try_imports
 from fx100_lmcache.doctor.mp import check_adapter
 from fx100_lmcache.doctor.nvme import check_reconnect
 from fx100_lmcache.doctor.ours import check_identity, check_shards, check_space
 from fx100_lmcache.doctor.proof import prove_io
+from fx100_lmcache.doctor.question import IN_PROCESS, MP, Question
 from fx100_lmcache.doctor.sizes import check_sizes
 from fx100_lmcache.doctor.volume import check_claims, check_volume, shards_needed
 from fx100_lmcache.errors import FX100Error
-from fx100_lmcache.nvmf.check import Finding, Severity, check, worst
+from fx100_lmcache.findings import Finding, Severity, note, problem, worst
+from fx100_lmcache.nvmf.check import check
 from fx100_lmcache.nvmf.connect import with_numbers
 from fx100_lmcache.nvmf.scope import part_of_volume
 from fx100_lmcache.nvmf.sysfs import Sysfs
+from fx100_lmcache.ondisk.claim_block import words_of
 from fx100_lmcache.volume.claim import same_kernel
 from fx100_lmcache.volume.machine import this_machine
 from fx100_lmcache.volume.opening import reconnect_obstacles
@@ -96,7 +98,7 @@ def doctor_command(
     Exit code 1 if something would not work; warnings and notes do not count.
 
     [bold]JSON fields[/] (only ever added to): ok; config; mode; findings: severity ("ok", "note",
-    "warning", "problem"), subject, what, why, do.
+    "warning", "problem"), subject, what, why, do, member (its path, or null).
     """
     wait_as_asked(config, wait_s)
     question = Question(
@@ -110,8 +112,8 @@ def doctor_command(
     findings = [_with_path(each, config) for each in examine(config, question, lmcache_config)]
     works = worst(findings) is not Severity.PROBLEM
     if as_json:
-        told = [dataclasses.asdict(each) for each in findings]
-        print_json({"ok": works, "config": str(config), "mode": mode.value, "findings": told})
+        plain = [dataclasses.asdict(each) for each in findings]
+        print_json({"ok": works, "config": str(config), "mode": mode.value, "findings": plain})
     else:
         _show(findings, works)
     if not works:
@@ -128,7 +130,7 @@ def examine(path: Path, question: Question, lmcache_config: Path | None) -> Iter
     lmcache_config : Path or None
         A file of LMCache or vLLM.
     """
-    # here, so that no other command loads a part of the faces
+    # here, so that no other command loads a part of the adapters
     from fx100_lmcache.doctor.inprocess import check_inprocess
     from fx100_lmcache.doctor.versions import check_versions, installed_lmcache
 
@@ -174,11 +176,11 @@ def _look_at_volume(config: Config, report: Report, question: Question) -> Itera
 
 def _program(holder: str) -> str:
     """Return the command line of a shard's holder, if it runs on this host and may be seen."""
-    pid = re.search(r"\bpid=(\d+)", holder)
-    if pid is None or not same_kernel(holder, this_machine()):
+    pid = words_of(holder).get("pid", "")
+    if not pid.isdecimal() or not same_kernel(holder, this_machine()):
         return ""
     try:
-        words = Path(f"/proc/{pid[1]}/cmdline").read_bytes().split(b"\0")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return ""
     return b" ".join(words).decode(errors="replace").strip()[:120]

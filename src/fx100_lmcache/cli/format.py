@@ -26,9 +26,9 @@ from fx100_lmcache.cli.waiting import Wait, wait_as_asked
 from fx100_lmcache.config import load
 from fx100_lmcache.errors import VolumeError
 from fx100_lmcache.members.allocation import Allocation, allocation_of
-from fx100_lmcache.mount import FormatPlan, format_members, plan_format
 from fx100_lmcache.ondisk.geometry import Geometry
-from fx100_lmcache.volume.volume import Volume, refuse_foreign
+from fx100_lmcache.volume.format import FormatPlan, format_members, plan_format, refuse_foreign
+from fx100_lmcache.volume.volume import Volume
 
 
 @explained

@@ -35,7 +35,8 @@ from fx100_lmcache.cli.waiting import Wait, say
 from fx100_lmcache.config import Config, load, subsystems_named
 from fx100_lmcache.config.nvme import NvmeConfig, NvmeSubsystem
 from fx100_lmcache.errors import ClaimError
-from fx100_lmcache.nvmf.check import Finding, Severity, check, worst
+from fx100_lmcache.findings import Finding, Severity, worst
+from fx100_lmcache.nvmf.check import check
 from fx100_lmcache.nvmf.connect import (
     ConnectReport,
     connect_subsystem,
@@ -186,8 +187,8 @@ def check_command(config: ConfigPath, as_json: JsonFlag = False) -> None:
     problem; warnings and notes do not count.
 
     [bold]JSON fields[/] (only ever added to): worst ("ok", "note", "warning", "problem");
-    findings: severity, subject, what, why, do; others (not judged): subsystem, subsystem_nqn,
-    controllers, namespaces (device nodes).
+    findings: severity, subject, what, why, do, member; others (not judged): subsystem,
+    subsystem_nqn, controllers, namespaces (device nodes).
     """
     settings = load(config)
     snapshot = asyncio.run(Sysfs().snapshot())
@@ -250,8 +251,9 @@ def _refuse_in_use(config: Path) -> None:
     for shard in inspect(config).shards:
         if shard.state == "in use":
             raise ClaimError(
-                f"shard {shard.shard} of the volume is in use: {shard.holder}. Stop that process "
-                "first, or give --force: it then misses until the subsystems are back"
+                f"shard {shard.shard} of the volume is in use: {shard.holder}",
+                remedy="stop that process first, or give --force: it then misses until the "
+                "subsystems are back",
             )
 
 

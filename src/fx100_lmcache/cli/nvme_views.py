@@ -9,7 +9,7 @@ from typing import Any
 from rich.markup import escape
 
 from fx100_lmcache.cli.console import human, print_error, size_text
-from fx100_lmcache.nvmf.check import Finding, Severity
+from fx100_lmcache.findings import Finding, Severity
 from fx100_lmcache.nvmf.connect import ConnectReport
 from fx100_lmcache.nvmf.discover import Discovery
 from fx100_lmcache.nvmf.snapshot import Namespace, Snapshot

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fx100_lmcache.admin.advice import Problem
 from fx100_lmcache.admin.inspect import MemberReport, Report, ShardReport, Usage, inspect
 from fx100_lmcache.cli.console import (
     EXIT_FAILED,
@@ -23,6 +22,7 @@ from fx100_lmcache.cli.console import (
     size_text,
 )
 from fx100_lmcache.cli.waiting import Wait, wait_as_asked
+from fx100_lmcache.findings import Finding
 
 
 @explained
@@ -54,8 +54,8 @@ def status_command(
     lives), still_s (how long the claim stood still at the end of --watch, or null); usage (null
     unless the volume is whole): entries, live_bytes, used_bytes, free_bytes, capacity_bytes,
     inode_slots, torn_inodes, dropped_inodes (by reason), used_share (the larger of the shares of
-    blocks and inodes in use), limit ("blocks" or "inodes"); problems and warnings: what, why, do,
-    member.
+    blocks and inodes in use), limit ("blocks" or "inodes"); problems and warnings: severity,
+    subject, what, why, do, member (its path, or null).
     """
     wait_as_asked(config, wait_s)
     report = inspect(config, watch_s)
@@ -81,7 +81,7 @@ def _show(console: Console, report: Report) -> None:
     console.print("[green]healthy[/]" if report.healthy else "[bold red]not healthy[/]")
 
 
-def show_problems(console: Console, problems: Iterable[Problem], heading: str) -> None:
+def show_problems(console: Console, problems: Iterable[Finding], heading: str) -> None:
     """Print each problem as what, why and what to type."""
     for problem in problems:
         console.print(f"{heading} {escape(problem.what)}")

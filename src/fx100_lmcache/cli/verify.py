@@ -28,9 +28,10 @@ from fx100_lmcache.config import Config, load
 from fx100_lmcache.engine.engine import LaneEngine
 from fx100_lmcache.errors import FX100Error, VolumeError
 from fx100_lmcache.members.base import Member
-from fx100_lmcache.mount import engine_options, open_volume
+from fx100_lmcache.mount import engine_options
 from fx100_lmcache.ondisk.reason import IMPOSSIBLE
 from fx100_lmcache.volume.claim import newest_claim, read_claims
+from fx100_lmcache.volume.opening import open_volume
 from fx100_lmcache.volume.recovery import Recovered, recover
 from fx100_lmcache.volume.volume import Volume, read_label
 

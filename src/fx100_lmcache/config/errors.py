@@ -2,12 +2,13 @@
 
 import difflib
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasChoices, BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from fx100_lmcache.errors import FX100Error
@@ -100,15 +101,34 @@ def yaml_names(model: type[BaseModel]) -> dict[str, str]:
     """Map every name of a field, in YAML and in Python, to its name in YAML."""
     names = {}
     for python_name, field in model.model_fields.items():
-        yaml_name = str(field.validation_alias or python_name)
-        names[python_name] = names[yaml_name] = yaml_name
+        yaml_name, *old_names = _names_in_yaml(python_name, field)
+        names[python_name] = yaml_name
+        names |= dict.fromkeys((yaml_name, *old_names), yaml_name)
     return names
+
+
+def renamed(data: object, model: type[BaseModel], place: Place = ()) -> Iterator[tuple[Place, str]]:
+    """Yield where data calls a field by an old name, and its name today."""
+    for python_name, field in model.model_fields.items():
+        today, *old_names = _names_in_yaml(python_name, field)
+        here = data if isinstance(data, dict) else {}
+        yield from (((*place, name), today) for name in old_names if name in here)
+        if (section := _model_in(field.annotation)) is not None:
+            yield from renamed(here.get(today), section, (*place, today))
+
+
+def _names_in_yaml(python_name: str, field: FieldInfo) -> list[str]:
+    """Return a field's name in YAML, then its names in older versions."""
+    alias = field.validation_alias
+    if isinstance(alias, AliasChoices):
+        return [str(name) for name in alias.choices]
+    return [str(alias or python_name)]
 
 
 def is_path(model: type[BaseModel], place: Place) -> bool:
     """Whether the field at `place` below `model` holds the path of a file."""
     fields = _model_at(model, place[:-1]).model_fields.items()
-    here = [field for name, field in fields if (field.validation_alias or name) in place[-1:]]
+    here = [field for name, field in fields if {*place[-1:]} & {*_names_in_yaml(name, field)}]
     return any(_is_for_paths(field.annotation) for field in here)
 
 
@@ -151,6 +171,8 @@ def _problem(details: ErrorDetails, model: type[BaseModel]) -> tuple[Place, Prob
 
 def _unknown_field(name: str, model: type[BaseModel]) -> str:
     names = yaml_names(model)
+    if any(place == (name,) for place, _ in renamed({name: None}, model)):
+        return f"is the old name of {names[name]!r}, which is given, too: keep that one"
     nearest = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {names[nearest[0]]!r}? " if nearest else ""
     return f"unknown field: {hint}Allowed here: {', '.join(dict.fromkeys(names.values()))}"
@@ -160,7 +182,7 @@ def _model_at(model: type[BaseModel], place: Place) -> type[BaseModel]:
     """Follow the names of `place` down to the section that they lead to."""
     for key in place:
         for python_name, field in model.model_fields.items():
-            if key == (field.validation_alias or python_name):
+            if key in _names_in_yaml(python_name, field):
                 model = _model_in(field.annotation) or model
     return model
 

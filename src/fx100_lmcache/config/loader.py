@@ -1,5 +1,6 @@
 """From a YAML file to a `Config`, or to one `ConfigError` with everything that is wrong."""
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -16,10 +17,13 @@ from fx100_lmcache.config.errors import (
     dotted,
     is_path,
     problems_of,
+    renamed,
     shown,
 )
 from fx100_lmcache.config.model import Config
 from fx100_lmcache.config.variables import expand
+
+log = logging.getLogger(__name__)
 
 _TEXT = "tag:yaml.org,2002:str"
 MAX_FILE_BYTES = 1 << 20
@@ -66,7 +70,7 @@ def parse(text: str, file: Path, environment: Mapping[str, str] = os.environ) ->
         allowed = "must hold a mapping of sections, such as volume: and io:"
         raise ConfigError(file, [Problem("", shown(data), allowed)])
     try:
-        return Config.model_validate(
+        config = Config.model_validate(
             data, context={"base_dir": file.absolute().parent}, by_alias=True, by_name=False
         )
     except ValidationError as error:
@@ -75,6 +79,15 @@ def parse(text: str, file: Path, environment: Mapping[str, str] = os.environ) ->
             for place, found in problems_of(error, Config)
         ]
         raise ConfigError(file, problems) from error
+    for place, name in renamed(data, Config):
+        log.warning(
+            "%s: %s (line %s) is now called %s: rename it, the old name ends with the next version",
+            file,
+            dotted(place),
+            _line(node, place),
+            name,
+        )
+    return config
 
 
 def _read(file: Path) -> str:

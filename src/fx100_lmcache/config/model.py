@@ -8,13 +8,13 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from fx100_lmcache.config.errors import reject
 from fx100_lmcache.config.nvme import Address, NvmeConfig, NvmeNamespace
 from fx100_lmcache.config.section import Section
 from fx100_lmcache.config.values import (
-    BLOCK_BYTES,
+    LOGICAL_BLOCK_BYTES,
     PATH_FIELD,
     SEQUENCE_FIELD,
     count_field,
@@ -24,10 +24,9 @@ from fx100_lmcache.config.values import (
     fraction_field,
     size_field,
 )
+from fx100_lmcache.ondisk.geometry import MAX_MEMBERS, MAX_SHARDS
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
-MAX_MEMBERS = 16
-MAX_SHARDS = 64
 
 
 class MemberConfig(Section):
@@ -41,7 +40,9 @@ class MemberConfig(Section):
     nvme: NvmeNamespace | None = Field(
         default=None, description="NVMe namespace, resolved to its device node at every open."
     )
-    size_bytes: Annotated[int, size_field(MIB, 1024 * TIB, multiple_of=BLOCK_BYTES)] | None = Field(
+    size_bytes: (
+        Annotated[int, size_field(MIB, 1024 * TIB, multiple_of=LOGICAL_BLOCK_BYTES)] | None
+    ) = Field(
         default=None,
         validation_alias="size",
         description="Bytes of a file that `fx100 format` creates; leave out for what exists.",
@@ -73,7 +74,7 @@ class VolumeConfig(Section):
         description="Independently owned shares of every member. 1 for `lmcache server`; one per "
         "rank in-process.",
     )
-    object_bytes: Annotated[int, size_field(BLOCK_BYTES, GIB)] = Field(
+    object_bytes: Annotated[int, size_field(LOGICAL_BLOCK_BYTES, GIB)] = Field(
         default=8_126_464,
         validation_alias="object",
         description="Bytes of a full chunk, from which the frame size follows. The default is 256 "
@@ -84,7 +85,7 @@ class VolumeConfig(Section):
         validation_alias="inode",
         description="Bytes of an inode; 1KiB names 32 pieces and leaves room for metadata.",
     )
-    bytes_per_inode: Annotated[int, size_field(BLOCK_BYTES, GIB)] | None = Field(
+    bytes_per_inode: Annotated[int, size_field(LOGICAL_BLOCK_BYTES, GIB)] | None = Field(
         default=None,
         description="One inode, so at most one object, per so many bytes of a member. Default: "
         "object / 64, but at most 256KiB, and at least 64 inodes' size. That is 124KiB for the "
@@ -136,7 +137,9 @@ class IoConfig(Section):
         "Python one has reader_threads alone). The bandwidth of one member times the latency of "
         "a read is enough (3 GB/s x 1 ms = 3 MB); more makes the first session wait for the last.",
     )
-    max_io_bytes: Annotated[int, size_field(128 * KIB, 16 * MIB, multiple_of=BLOCK_BYTES)] = Field(
+    max_io_bytes: Annotated[
+        int, size_field(128 * KIB, 16 * MIB, multiple_of=LOGICAL_BLOCK_BYTES)
+    ] = Field(
         default=2 * MIB,
         validation_alias="max_io",
         description="Bytes of the largest single read or write. Some NVMe/TCP targets fail on "
@@ -284,22 +287,28 @@ class SpaceConfig(Section):
 class IdentityConfig(Section):
     """What tells apart caches that LMCache's keys do not: revision, quantisation, layout."""
 
-    namespaces: dict[str, str] = Field(
+    model_tags: dict[str, str] = Field(
         default={},
+        validation_alias=AliasChoices("model_tags", "namespaces"),
         description="Model name as vLLM knows it -> any tag, such as a revision. Change the tag "
         "when the same name means other weights.",
     )
-    default_namespace: str = Field(default="", description="Tag of models not listed.")
-    require_namespace: bool = Field(
+    default_model_tag: str = Field(
+        default="",
+        validation_alias=AliasChoices("default_model_tag", "default_namespace"),
+        description="Tag of models not listed.",
+    )
+    require_model_tag: bool = Field(
         default=False,
+        validation_alias=AliasChoices("require_model_tag", "require_namespace"),
         description="Cache nothing for models that are not listed, instead of warning.",
     )
 
-    def namespace_of(self, model_name: str) -> str | None:
+    def tag_of(self, model_name: str) -> str | None:
         """Return the tag of a model, or None when it must not be cached."""
-        if self.require_namespace:
-            return self.namespaces.get(model_name)
-        return self.namespaces.get(model_name, self.default_namespace)
+        if self.require_model_tag:
+            return self.model_tags.get(model_name)
+        return self.model_tags.get(model_name, self.default_model_tag)
 
 
 class InProcessConfig(Section):

@@ -22,7 +22,7 @@ SIZE_UNITS = {
     "PiB": 1 << 50,
 }
 DURATION_UNITS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60)}
-BLOCK_BYTES = 4096
+LOGICAL_BLOCK_BYTES = 4096
 """Largest logical block size of the devices in scope; sizes of I/O are multiples of it."""
 
 MAX_PATH_BYTES = 4096

@@ -3,7 +3,7 @@
 ====================  =========================================================================
 room                  what lives there
 ====================  =========================================================================
-``findings.py``       what is asked, and how a finding is made. Pure
+``question.py``       what is asked. Pure
 ``versions.py``       LMCache and vLLM: which are supported, which are installed
 ``documents.py``      LMCache's and vLLM's files -> settings
 ``loading.py``        whether LMCache would find our classes, tried in another process

@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib.util
 
 from fx100_lmcache.config import Config
-from fx100_lmcache.doctor.findings import ok, warning
 from fx100_lmcache.engine.native_lane import native_available
-from fx100_lmcache.nvmf.check import Finding
+from fx100_lmcache.findings import Finding, ok, warning
 
 EXTENSION = "fx100_lmcache.engine._native"
 

@@ -8,17 +8,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from fx100_lmcache.doctor.documents import Document, EngineSettings
-from fx100_lmcache.doctor.findings import note, ok, problem, warning
-from fx100_lmcache.errors import FX100Error
+from fx100_lmcache.findings import Finding, note, ok, problem, warning
 from fx100_lmcache.lmcache.inprocess.checks import (
     STABLE_HASH,
+    SUBJECT,
     Host,
+    UnsupportedSetupError,
     check_hash,
     check_setup,
     warnings_for,
 )
 from fx100_lmcache.lmcache.versions import DEPRECATED, has_moved
-from fx100_lmcache.nvmf.check import Finding
 
 CONNECTOR = "LMCacheConnectorV1Dynamic"
 CONNECTOR_MODULE = "lmcache.integration.vllm.lmcache_connector_v1"
@@ -60,8 +60,7 @@ def check_inprocess(
     yield from _check_connector(document, lmcache)
     yield from _check_refused(engine, file)
     host = Host()  # its policy is judged above, with its own words
-    for text in warnings_for(engine, host, _our_names(engine)):
-        yield warning("in-process: settings", *_parted(text))
+    yield from warnings_for(engine, host, _our_names(engine))
 
 
 def _check_plugins(engine: EngineSettings, file: Path, config_path: Path) -> Iterator[Finding]:
@@ -125,7 +124,7 @@ def _check_hash(engine: EngineSettings, environment: Mapping[str, str]) -> Findi
     seed = environment.get("PYTHONHASHSEED")
     try:
         check_hash(algorithm, environment)
-    except FX100Error:
+    except UnsupportedSetupError:
         return problem(
             subject,
             f"pre_caching_hash_algorithm {algorithm} without PYTHONHASHSEED is another one after "
@@ -179,20 +178,12 @@ def _check_connector(document: Document, lmcache: str | None) -> Iterator[Findin
 
 
 def _check_refused(engine: EngineSettings, file: Path) -> Iterator[Finding]:
-    """Ask the plugin's own guard, for an ordinary model on one rank."""
+    """Ask the plugin's own checks, for an ordinary model on one rank."""
     role = "scheduler" if engine.enable_scheduler_bypass_lookup else "worker"
     metadata = SimpleNamespace(role=role, use_mla=False)
     pool = None if engine.max_local_cpu_size <= 0 else object()
     try:
         check_setup(engine, metadata, pool)
-    except FX100Error as error:
-        what, why, do = _parted(str(error))
-        refused = "the plugin refuses to start, and LMCache goes on without it"
-        yield problem("in-process: settings", f"{what} ({file})", f"{why}; {refused}", do)
-
-
-def _parted(text: str) -> tuple[str, str, str]:
-    """Part a sentence of the guard's, ``what: why. Do this``."""
-    told, _, do = text.rpartition(". ")
-    what, _, why = told.partition(": ")
-    return what, why or "the plugin cannot work so", do[:1].lower() + do[1:]
+    except UnsupportedSetupError as error:
+        why = f"{error.why}; the plugin refuses to start, and LMCache goes on without it"
+        yield problem(SUBJECT, f"{error.found} ({file})", why, error.remedy or "")

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from fx100_lmcache.child import TooMuchOutputError, run_child
 from fx100_lmcache.doctor.documents import Document
-from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question, ok, problem
 from fx100_lmcache.doctor.import_probe import MARK
-from fx100_lmcache.nvmf.check import Finding
+from fx100_lmcache.doctor.question import IN_PROCESS, MP, Question
+from fx100_lmcache.findings import Finding, ok, problem
 
 TIMEOUT_S = 120.0
 """Importing LMCache and torch takes 5 to 30 s on a cold machine."""

@@ -8,8 +8,7 @@ from typing import Any
 
 from fx100_lmcache.config import Config
 from fx100_lmcache.doctor.documents import Document
-from fx100_lmcache.doctor.findings import note, ok, problem, warning
-from fx100_lmcache.nvmf.check import Finding
+from fx100_lmcache.findings import Finding, note, ok, problem, warning
 
 _SUBJECT = "mp: --l2-adapter"
 

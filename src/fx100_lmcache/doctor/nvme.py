@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fx100_lmcache.config.nvme import NvmeConfig
-from fx100_lmcache.doctor.findings import note, ok, warning
-from fx100_lmcache.nvmf.check import Finding
-from fx100_lmcache.nvmf.preflight import Obstacle
+from fx100_lmcache.findings import Finding, note, ok, warning
 
 
-def check_reconnect(nvme: NvmeConfig, obstacles: Sequence[Obstacle]) -> Finding:
+def check_reconnect(nvme: NvmeConfig, obstacles: Sequence[Finding]) -> Finding:
     """Say whether lost paths come back by themselves.
 
     Parameters
     ----------
-    obstacles : sequence of Obstacle
+    obstacles : sequence of Finding
         Why this process could not connect one.
     """
     subject, why = "nvme: reconnect", "a path that the kernel gives up stays lost until"

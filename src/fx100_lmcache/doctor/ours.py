@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fx100_lmcache.config import Config, format_size
-from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question, ok, problem, warning
-from fx100_lmcache.nvmf.check import Finding
+from fx100_lmcache.doctor.question import IN_PROCESS, MP, Question
+from fx100_lmcache.findings import Finding, ok, problem, warning
 
 
 def check_space(
@@ -62,23 +62,23 @@ def _share(part_bytes: int, whole_bytes: int) -> str:
 def check_identity(config: Config) -> Finding:
     """Judge the tags that tell apart what LMCache's keys do not."""
     identity, subject = config.identity, "identity"
-    if identity.namespaces:
-        models = ", ".join(sorted(identity.namespaces))
+    if identity.model_tags:
+        models = ", ".join(sorted(identity.model_tags))
         return ok(subject, f"tagged models: {models}")
-    if identity.require_namespace:
+    if identity.require_model_tag:
         return problem(
             subject,
-            "identity.require_namespace is on, and identity.namespaces names no model",
+            "identity.require_model_tag is on, and identity.model_tags names no model",
             "nothing at all is cached",
-            'set identity.namespaces: {"MODEL": "any tag"}',
+            'set identity.model_tags: {"MODEL": "any tag"}',
         )
-    if identity.default_namespace:
-        return ok(subject, f"all models have the tag {identity.default_namespace!r}")
+    if identity.default_model_tag:
+        return ok(subject, f"all models have the tag {identity.default_model_tag!r}")
     return warning(
         subject,
-        "no model has a tag in identity.namespaces",
+        "no model has a tag in identity.model_tags",
         "when the same name means other weights, old entries are taken for its own",
-        'set identity.namespaces: {"MODEL": "any tag"}, and change the tag with the weights',
+        'set identity.model_tags: {"MODEL": "any tag"}, and change the tag with the weights',
     )
 
 

@@ -21,11 +21,10 @@ from pathlib import Path
 
 from fx100_lmcache.buffers import address_of, aligned_buffer
 from fx100_lmcache.config import Config
-from fx100_lmcache.doctor.findings import note, ok, problem, warning
 from fx100_lmcache.errors import ClaimError, FX100Error
+from fx100_lmcache.findings import Finding, note, ok, problem, warning
 from fx100_lmcache.members.base import Member, read_whole
 from fx100_lmcache.members.device import DeviceMember
-from fx100_lmcache.nvmf.check import Finding
 from fx100_lmcache.ondisk.geometry import CLAIM_BYTES, Geometry, round_up
 from fx100_lmcache.volume.claim import decided_by_locks, newest_claim, read_claims
 from fx100_lmcache.volume.machine import this_machine

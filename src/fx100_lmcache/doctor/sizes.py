@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from fx100_lmcache.config import Config
 from fx100_lmcache.doctor.documents import EngineSettings
-from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question, note, ok, problem, warning
-from fx100_lmcache.nvmf.check import Finding
+from fx100_lmcache.doctor.question import IN_PROCESS, MP, Question
+from fx100_lmcache.findings import Finding, note, ok, problem, warning
 from fx100_lmcache.ondisk.geometry import BLOCK_BYTES, round_up
 
 GIB = 1 << 30

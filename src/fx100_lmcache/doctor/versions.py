@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from fx100_lmcache.doctor.findings import IN_PROCESS, MP, Question, ok, problem, warning
+from fx100_lmcache.doctor.question import IN_PROCESS, MP, Question
+from fx100_lmcache.findings import Finding, problem
 from fx100_lmcache.lmcache.versions import (
     LMCACHE,
     LMCACHE_INPROCESS,
     VLLM,
-    Fit,
     Supported,
     installed_version,
 )
-from fx100_lmcache.nvmf.check import Finding
 
 EXTRAS = {LMCACHE: "lmcache", LMCACHE_INPROCESS: "lmcache", VLLM: "gpu"}
 """What installs it: an extra of our package."""
@@ -56,7 +55,7 @@ def check_versions(
         found = program.installed(version_of or installed_version)
         needed = question.modes.intersection(modes)
         if found is not None:
-            yield _judge(program, found)
+            yield program.judge(found)
         elif needed:
             yield problem(
                 program.name,
@@ -65,22 +64,3 @@ def check_versions(
                 f"run fx100 with the Python of vLLM or of `lmcache server`; or: "
                 f"pip install 'fx100-lmcache[{EXTRAS[program]}]'",
             )
-
-
-def _judge(program: Supported, found: str) -> Finding:
-    subject, fit = f"{program.name} {found}", program.fit(found)
-    if fit is Fit.TESTED:
-        return ok(subject, "is supported")
-    if fit is Fit.UNTESTED:
-        return warning(
-            subject,
-            f"was not tested; {', '.join(program.tested)} were",
-            "its interfaces should be the same, but nobody has looked",
-            program.install,
-        )
-    return problem(
-        subject,
-        f"is outside the supported range: {program.range}",
-        "the interfaces that LMCache and vLLM load us through change between such versions",
-        program.install,
-    )

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
 
+from fx100_lmcache.admin.inspect import Report, ShardReport
 from fx100_lmcache.config import Config
-from fx100_lmcache.doctor.findings import MP, Question, note, ok, problem
-from fx100_lmcache.nvmf.check import Finding, Severity
-
-if TYPE_CHECKING:  # the command line imports this package
-    from fx100_lmcache.admin.advice import Problem
-    from fx100_lmcache.admin.inspect import Report, ShardReport
+from fx100_lmcache.doctor.question import MP, Question
+from fx100_lmcache.findings import Finding, note, ok, problem
 
 
 def check_volume(report: Report) -> Iterator[Finding]:
     """Pass on what is wrong with the members, or say that all were found."""
-    yield from _told(Severity.PROBLEM, report.problems)
-    yield from _told(Severity.WARNING, report.warnings)
+    yield from report.findings
     if report.usage is not None:
         yield ok("volume", f"{report.volume}: all {len(report.members)} members found")
-
-
-def _told(severity: Severity, problems: Iterable[Problem]) -> Iterator[Finding]:
-    for each in problems:
-        yield Finding(severity, "volume", each.what, each.why, each.do)
 
 
 def shards_needed(config: Config, question: Question, there: int) -> range:

@@ -21,7 +21,7 @@ class Alarm:
     ring: Callable[[], None]
 
 
-class Expiry(Generic[T]):
+class DeadlineQueue(Generic[T]):
     """Counts what is open and queues it by its deadline.
 
     Attributes

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 from fx100_lmcache.engine.bounds import out_of_bounds
-from fx100_lmcache.engine.deadlines import Alarm, Expiry
+from fx100_lmcache.engine.deadlines import Alarm, DeadlineQueue
 from fx100_lmcache.engine.defects import Defects
 from fx100_lmcache.engine.jobs import Job, MemberState, ReadBatch, Status, Transfer
 from fx100_lmcache.engine.lane import Lane
@@ -77,7 +77,7 @@ class LaneEngine:
         self._clock = clock
         self._probe = probe
         self.defects = defects or Defects()
-        self._expiry: Expiry[Job | NativeBatch | Alarm] = Expiry()
+        self._expiry: DeadlineQueue[Job | NativeBatch | Alarm] = DeadlineQueue()
         self._closing = threading.Event()
         self._look_now = [threading.Event() for _ in members]
         self.on_look: Callable[[int], None] = _nobody_looks
@@ -244,7 +244,7 @@ class LaneEngine:
             self._expire_all()
 
     def _read_batch(self, batch: ReadBatch) -> None:
-        first, total = 0, len(batch.counts)  # before the first all are answered by their jobs
+        first, total = 0, len(batch.piece_counts)  # before the first all are answered by their jobs
         with self.defects.guard("reads could not be queued"):
             if not self._inert and self._in_pools(batch):
                 return

@@ -157,7 +157,7 @@ class ReadBatch:
 
     Attributes
     ----------
-    counts : int64 array
+    piece_counts : int64 array
         Pieces of each object. The other columns have one value for each piece, in that order.
     members, offsets, lengths : int64 arrays
         Where on the media, in bytes.
@@ -176,7 +176,7 @@ class ReadBatch:
         Told the numbers of objects of which nothing could be queued. Their buffers are untouched.
     """
 
-    counts: I64
+    piece_counts: I64
     members: I64
     offsets: I64
     lengths: I64

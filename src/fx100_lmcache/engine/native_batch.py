@@ -1,8 +1,8 @@
 """A batch of reads in the native pools.
 
-A job with its transfers costs some 80 us of Python for each object, which at 1 MiB is more than
-moving the bytes does. So while all goes well there are no jobs: the pools in C count the reads of
-a batch down, compare checksums, and Python hears of the end. As soon as one read fails, or the
+A job with its transfers costs more Python for each object of 1 MiB than moving its bytes does. So
+while all goes well there are no jobs: the pools in C count the reads of a batch down, compare
+checksums, and Python hears of the end. As soon as one read fails, or the
 deadline passes, every object that is not there yet gets an ordinary job for the reads that are
 left, and the engine goes on as with any other.
 
@@ -180,10 +180,10 @@ class NativeBatch:
             What has become whole since an earlier try.
         """
         good = np.frombuffer(self._lanes[0].module.watch_batch(self._handle), np.bool_)
-        owners = np.repeat(np.arange(len(batch.counts)), batch.counts)
-        firsts = (np.cumsum(batch.counts) - batch.counts).tolist()
+        owners = np.repeat(np.arange(len(batch.piece_counts)), batch.piece_counts)
+        firsts = (np.cumsum(batch.piece_counts) - batch.piece_counts).tolist()
         left = {*owners[~good].tolist(), *self._made}  # what an earlier try began stays a job
-        rest = [number for number in range(len(batch.counts)) if number not in left]
+        rest = [number for number in range(len(batch.piece_counts)) if number not in left]
         complete: list[Job] = []
         self._note_good(batch, good)
         for number in sorted(left):

@@ -65,7 +65,7 @@ def _native() -> ModuleType | None:
 def _address(library: ctypes.CDLL, name: str) -> int:
     """Address of a function, in its variant for this CPU where the library has one."""
     try:
-        found = library[f"{name}_dispatch"]  # AVX2 and AVX-512: twice as fast as SSE2 (measured)
+        found = library[f"{name}_dispatch"]  # AVX2 or AVX-512 where the CPU has them
     except AttributeError:
         found = library[name]
     address = ctypes.cast(found, ctypes.c_void_p).value

@@ -1,1 +1,1 @@
-"""The faces that LMCache loads. Each translates LMCache's rules into calls of the store."""
+"""The adapters that LMCache loads. Each translates LMCache's rules into calls of the store."""

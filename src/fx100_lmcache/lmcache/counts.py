@@ -1,4 +1,4 @@
-"""Counters of a face."""
+"""Counters of an adapter."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from fx100_lmcache.lmcache.defects import Defects
+from fx100_lmcache.lmcache.error_boundary import ErrorBoundary
 
 MAX_BATCH = 1024
 IDLE_PAUSE_S = 0.002
@@ -39,13 +39,13 @@ class Handler:
 
     Attributes
     ----------
-    tell : callable
+    announce : callable
         Given a run of events first, to tell others of them: on the event thread or not at all.
     each : callable
         Given each event: what a result depends on. Must be thread-safe.
     """
 
-    tell: Callable[[list[Any]], None] = _nothing
+    announce: Callable[[list[Any]], None] = _nothing
     each: Callable[[Any], None] = _nothing
 
 
@@ -64,13 +64,13 @@ class EventThread:
         self,
         handlers: Mapping[type, Handler],
         idle: Callable[[], bool],
-        defects: Defects,
+        boundary: ErrorBoundary,
         *,
         name: str = "fx100-events",
     ) -> None:
         self._handlers = handlers
         self._idle = idle
-        self._defects = defects
+        self._boundary = boundary
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._delayed: list[_Delayed] = []  # a heap
         self._more = False
@@ -170,7 +170,7 @@ class EventThread:
             for delayed in events:
                 heapq.heappush(self._delayed, delayed)
             return
-        self._guarded(self._handler_of(kind).tell, events)
+        self._guarded(self._handler_of(kind).announce, events)
         for event in events:
             self._guarded(self._each, event)
 
@@ -191,7 +191,7 @@ class EventThread:
 
     def _guarded(self, call: Callable[..., Any], *arguments: object) -> Any:
         # a SystemExit of a listener's would end the thread
-        with self._defects.caught("event_errors", "an event handler failed", BaseException):
+        with self._boundary.caught("event_errors", "an event handler failed", BaseException):
             return call(*arguments)
         return None
 

@@ -1,4 +1,4 @@
-"""The face for LMCache's multiprocess mode, loaded by ``lmcache server --l2-adapter``.
+"""The adapter for LMCache's multiprocess mode, loaded by ``lmcache server --l2-adapter``.
 
 ``{"type": "plugin", "module_path": "fx100_lmcache.lmcache.l2_adapter",
 "class_name": "FX100L2Adapter", "adapter_params": {"config": "/path/to/fx100.yaml"}}``
@@ -40,9 +40,9 @@ from fx100_lmcache.lmcache.compat.mp import (
     memory_tags,
 )
 from fx100_lmcache.lmcache.counts import Counts
-from fx100_lmcache.lmcache.defects import Defects
+from fx100_lmcache.lmcache.error_boundary import ErrorBoundary
 from fx100_lmcache.lmcache.events import EventThread, Handler
-from fx100_lmcache.lmcache.mp.keys import KeyTranslator
+from fx100_lmcache.lmcache.mp.keys import KeyNamer
 from fx100_lmcache.lmcache.mp.listeners import PatientListener
 from fx100_lmcache.lmcache.mp.listing import check_page, list_keys
 from fx100_lmcache.lmcache.mp.replay import Replays
@@ -109,8 +109,8 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         mounted: Mounted | None = None,
         terminate: Callable[[], None] = terminate_process,
     ) -> None:
-        for warning in version_warnings([LMCACHE]):
-            log.warning(warning)
+        for found in version_warnings([LMCACHE]):
+            log.warning(found.line)
         self._mounted = mounted or _mount_when_there(_config_path(adapter_params))
         with ExitStack() as undo:
             undo.callback(self._mounted.close)
@@ -125,22 +125,22 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         ADAPTER_CONTRACT.check_instance(self)
         self._store = store
         self._counts = Counts(ADAPTER)
-        self._defects = Defects(self._counts)
-        self._keys = KeyTranslator(config.identity, store.meta, self._counts)
+        self._boundary = ErrorBoundary(self._counts)
+        self._keys = KeyNamer(config.identity, store.meta, self._counts)
         self._failed_stores = BurstLog(log, "store tasks failed")
         self._tasks = itertools.count()
         self._closed = False
         self._close_lock = threading.Lock()
         self._make_results(undo)
-        self._replays = Replays(store, self._keys, self._defects)
+        self._replays = Replays(store, self._keys, self._boundary)
         handlers = {
             PutDone: Handler(self._tell_stored, self._put_done),
             LoadDone: Handler(self._tell_accessed, self._load_done),
             Deleted: Handler(self._tell_deleted),
-            Touched: Handler(self._tell_touched),
+            Touched: Handler(self._notify_touched),
             Evicted: Handler(self._tell_evicted),
         }
-        self._events = EventThread(handlers, self._replays.step, self._defects)
+        self._events = EventThread(handlers, self._replays.step, self._boundary)
         self._watch = StuckWatch(config.deadlines.stuck_io_s, self._stuck_members, terminate)
         self._seed_usage()
         block = max(m.logical_block_bytes for m in self._mounted.volume.members)
@@ -154,11 +154,11 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._metrics = publish(self.report_status, config.metrics, role="mp", volume=str(volume))
 
     def _make_results(self, undo: ExitStack) -> None:
-        self._stores: Results[L2StoreResult] = Results(self._defects)
+        self._stores: Results[L2StoreResult] = Results(self._boundary)
         undo.callback(self._stores.close)
-        self._lookups: Results[Bitmap] = Results(self._defects)
+        self._lookups: Results[Bitmap] = Results(self._boundary)
         undo.callback(self._lookups.close)
-        self._loads: Results[Bitmap] = Results(self._defects)
+        self._loads: Results[Bitmap] = Results(self._boundary)
         undo.callback(self._loads.close)
 
     def _seed_usage(self) -> None:
@@ -189,7 +189,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """Store objects; the task succeeds if all of them are stored or were there."""
         task = StoreTask(next(self._tasks), listed(keys), listed(objects))
         items = None
-        with self._defects.caught("store_tasks_refused", f"a store of {len(task.keys)} objects"):
+        with self._boundary.caught("store_tasks_refused", f"a store of {len(task.keys)} objects"):
             items = self._put_items(task, keys, objects)
         if items is None:
             task.reasons["refused"] += 1
@@ -223,7 +223,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         elif self._closed:
             done([PutResult(False, reason="closing")])
         else:
-            with self._defects.caught("store_errors", "a put failed"):
+            with self._boundary.caught("store_errors", "a put failed"):
                 self._store.put([item], done)
                 return
             # it may be on its way, and its bytes are hashed only as they are written: LMCache must
@@ -235,7 +235,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         new = stored_now(events)
         keys = [key for key, _ in new]
         if keys:
-            self._tell(self._notify_keys_stored, keys, [size for _, size in new])
+            self._notify(self._notify_keys_stored, keys, [size for _, size in new])
             self._replays.note_used(keys)
 
     def _put_done(self, event: PutDone) -> None:
@@ -244,7 +244,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def _finish_store(self, task: StoreTask) -> None:
         task.objects.clear()
-        with self._defects.caught("event_errors", "a store task was not counted"):
+        with self._boundary.caught("event_errors", "a store task was not counted"):
             if task.reasons:
                 self._counts.add("store_tasks_failed")
                 self._failed_stores.note(", ".join(sorted(task.reasons)))
@@ -269,7 +269,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
     ) -> Bitmap:
         bitmap = self._bitmap(len(keys))
         hits: Sequence[bool] = ()
-        with self._defects.caught("lookup_errors", f"a lookup of {len(keys)} keys failed"):
+        with self._boundary.caught("lookup_errors", f"a lookup of {len(keys)} keys failed"):
             if not self._closed:
                 digests = self._keys.digests(keys)
                 hits = self._store.lookup(digests, pin=True, accept=accepts(descs)).tolist()
@@ -279,7 +279,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return self._bitmap(len(keys))
 
     def _bitmap(self, size: int) -> Bitmap:
-        with self._defects.caught("call_errors", "no memory for a bitmap; trying again"):
+        with self._boundary.caught("call_errors", "no memory for a bitmap; trying again"):
             return Bitmap(size)
         return Bitmap(size)
 
@@ -291,7 +291,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """Give one pin back for each key."""
         names = listed(keys)
         for _ in range(2):  # LMCache does not try again; and they end, see `deadlines.pin_ttl`
-            with self._defects.caught("unlock_errors", f"an unlock of {len(names)} keys failed"):
+            with self._boundary.caught("unlock_errors", f"an unlock of {len(names)} keys failed"):
                 self._store.unpin(self._keys.digests(names))
                 return
 
@@ -299,10 +299,10 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         """Load objects straight into LMCache's buffers."""
         names = listed(keys)
         task = LoadTask(next(self._tasks), names, listed(objects), self._bitmap(len(names)))
-        with self._defects.caught("load_errors", f"a load of {len(names)} objects failed"):
+        with self._boundary.caught("load_errors", f"a load of {len(names)} objects failed"):
             if not self._closed:
                 self._watch.begin(task.number)
-                plan_load(task, self._keys.digests(names), self._defects)
+                plan_load(task, self._keys.digests(names), self._boundary)
         if not task.parts:
             self._end_load(task)
         for part in range(len(task.parts)):
@@ -317,7 +317,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
                 self._end_load(task)
 
         items = task.parts[part]
-        with self._defects.caught("load_errors", f"a load of {len(items)} objects failed"):
+        with self._boundary.caught("load_errors", f"a load of {len(items)} objects failed"):
             self._store.load(items, done, hold=True)
             return
         done([])  # it raises before anything of this part is begun, or not at all
@@ -331,13 +331,13 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         for event in events:
             keys = [event.task.keys[place] for place, _ in event.task.loaded()]
             if keys:
-                self._tell(self._notify_keys_accessed, keys)
+                self._notify(self._notify_keys_accessed, keys)
                 self._replays.note_used(keys)
 
     def _load_done(self, event: LoadDone) -> None:
         task = event.task
         try:
-            size_objects(task, self._defects)
+            size_objects(task, self._boundary)
             task.objects.clear()
         finally:
             self._loads.publish(task.number, task.bitmap)
@@ -347,16 +347,16 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
         Without it, what is served from host memory alone would grow cold here.
         """
-        with self._defects.caught("call_errors", "keys could not be marked as used"):
+        with self._boundary.caught("call_errors", "keys could not be marked as used"):
             names = [] if self._closed else listed(keys)
             there = self._store.touch(self._keys.digests(names))
             used = [key for key, found in zip(names, there, strict=True) if found]
             if used:
                 self._events.post(Touched(used))
 
-    def _tell_touched(self, events: list[Touched]) -> None:
+    def _notify_touched(self, events: list[Touched]) -> None:
         for event in events:
-            self._tell(self._notify_keys_accessed, event.keys)
+            self._notify(self._notify_keys_accessed, event.keys)
             self._replays.note_used(event.keys)
 
     def query_load_result(self, task_id: int) -> Bitmap | None:
@@ -365,12 +365,12 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def delete(self, keys: list[ObjectKey]) -> None:
         """Delete keys that nobody has locked; listeners have heard of it on return."""
-        with self._defects.caught("delete_errors", "a deletion failed"):
+        with self._boundary.caught("delete_errors", "a deletion failed"):
             names = listed(keys)
             digests = self._keys.digests(names)
             by_digest = dict(zip(digests, names, strict=True))
-            tell = partial(self._post_deleted, by_digest)
-            self._store.remove(digests, tell=tell)
+            on_removed = partial(self._post_deleted, by_digest)
+            self._store.remove(digests, on_removed=on_removed)
             self._events.settle(SETTLE_S)
 
     def _post_deleted(self, keys: dict[bytes, ObjectKey], removed: list[tuple[bytes, int]]) -> None:
@@ -379,29 +379,29 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def _tell_deleted(self, events: list[Deleted]) -> None:
         gone = [(e.keys[digest], size) for e in events for digest, size in e.removed]
         if gone:
-            self._tell(self._notify_keys_deleted, [k for k, _ in gone], [n for _, n in gone])
+            self._notify(self._notify_keys_deleted, [k for k, _ in gone], [n for _, n in gone])
 
     def _tell_evicted(self, events: list[Evicted]) -> None:
-        told = [
+        named = [
             (self._keys.key_of(digest, meta), length)
             for event in events
             for digest, length, meta in event.entries
         ]
-        gone = [(key, length) for key, length in told if key is not None]
+        gone = [(key, length) for key, length in named if key is not None]
         if gone:
-            self._tell(self._notify_keys_deleted, [k for k, _ in gone], [n for _, n in gone])
+            self._notify(self._notify_keys_deleted, [k for k, _ in gone], [n for _, n in gone])
 
-    def _tell(self, notify: Callable[..., None], *what: list[Any]) -> None:
+    def _notify(self, notify: Callable[..., None], *what: list[Any]) -> None:
         """Notify listeners, which are patient, and LMCache's event bus, which may raise."""
-        with self._defects.caught("listener_errors", "LMCache's event bus failed"):
+        with self._boundary.caught("listener_errors", "LMCache's event bus failed"):
             notify(*what)
 
     def register_listener(self, listener: L2AdapterListener) -> None:
         """Add a listener and tell it, in the background, of everything that is there."""
-        with self._defects.caught("listener_errors", "a listener could not be added"):
+        with self._boundary.caught("listener_errors", "a listener could not be added"):
             if not isinstance(listener, L2AdapterListener):
                 raise TypeError(f"a {type(listener).__name__} is no listener")
-            patient = PatientListener(listener, self._defects)
+            patient = PatientListener(listener, self._boundary)
             super().register_listener(patient)
             if self._replays.add(patient):
                 self._events.wake()
@@ -417,7 +417,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
             If ``page_size`` is not positive or ``cursor`` is none of ours.
         """
         check_page(page_size, cursor)
-        with self._defects.caught("call_errors", "keys could not be listed"):
+        with self._boundary.caught("call_errors", "keys could not be listed"):
             if not self._closed:
                 return list_keys(self._store, self._keys, model_name, page_size, cursor)
         return KeyListPage((), None)
@@ -432,7 +432,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
     def report_status(self) -> dict[str, Any]:
         """Everything an operator may want to see, as plain values."""
         status: dict[str, Any] = {"problems": ["the store's status cannot be had; see the log"]}
-        with self._defects.caught("call_errors", "the store's status cannot be had"):
+        with self._boundary.caught("call_errors", "the store's status cannot be had"):
             status = self._store.status()
         counts = self._counts.snapshot()
         problems = [*status["problems"], *self._own_problems(), *defects_in(counts)]
@@ -473,7 +473,7 @@ class FX100L2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._lookups.close,
             self._loads.close,
         ):
-            with self._defects.caught("call_errors", "a part of the adapter was not closed"):
+            with self._boundary.caught("call_errors", "a part of the adapter was not closed"):
                 step()
 
     def _close_store(self) -> None:

@@ -32,16 +32,17 @@ from fx100_lmcache.lmcache.compat.inprocess import (
     init_logger,
 )
 from fx100_lmcache.lmcache.compat.memory import MemoryObj
-from fx100_lmcache.lmcache.defects import Defects
+from fx100_lmcache.lmcache.error_boundary import ErrorBoundary
 from fx100_lmcache.lmcache.inprocess.checks import saves_only_first_rank
-from fx100_lmcache.lmcache.inprocess.forward_pass import LayerLoadError, Step
-from fx100_lmcache.lmcache.inprocess.keys import NO_DIGEST, KeyNamer, difference
+from fx100_lmcache.lmcache.inprocess.forward_pass import ForwardPass, LayerLoadError
+from fx100_lmcache.lmcache.inprocess.keys import KeyNamer, difference
 from fx100_lmcache.lmcache.inprocess.layers import LayeredChunks, unpinned_on_error
 from fx100_lmcache.lmcache.inprocess.loads import release
-from fx100_lmcache.lmcache.inprocess.puts import Offer, Told
+from fx100_lmcache.lmcache.inprocess.puts import Notified, Offer
 from fx100_lmcache.lmcache.inprocess.registry import attach, detach
 from fx100_lmcache.lmcache.inprocess.setup import prepare
 from fx100_lmcache.lmcache.mp.tasks import listed
+from fx100_lmcache.lmcache.scopes import NO_DIGEST
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def _never_raises(fallback: T) -> Callable[[Method[P, T]], Method[P, T]]:
         def guarded(self: FX100StoragePlugin, /, *args: P.args, **kwargs: P.kwargs) -> T:
             if self._closed:
                 return fallback
-            with self._defects.caught("call_errors", f"{method.__name__} failed"):
+            with self._boundary.caught("call_errors", f"{method.__name__} failed"):
                 return method(self, *args, **kwargs)
             return fallback
 
@@ -118,15 +119,15 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
 
     def _build(self) -> None:
         setup, metadata = self._setup, self.metadata
-        self._defects = Defects(self._opened.counts)
+        self._boundary = ErrorBoundary(self._opened.counts)
         self._store = self._opened.mounted.store
         self._puts = self._opened.puts
         self._loads = self._opened.loads
-        self._keys = KeyNamer(setup.config.identity, setup.surroundings, self._opened.counts)
+        self._keys = KeyNamer(setup.config.identity, setup.key_context, self._opened.counts)
         self._layers = LayeredChunks(
             self._store, self._keys, self._opened.promises, metadata.kv_shape[0]
         )
-        self._step = Step(metadata.chunk_size, self._opened.notices)
+        self._forward_pass = ForwardPass(metadata.chunk_size, self._opened.notices)
         self._lookups: dict[str, bool] = {}
         self._closed = False
         self._close_lock = threading.Lock()
@@ -143,19 +144,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         )
         ours = self._keys.scope_of(key)
         if ours is None:
-            log.warning(
-                "model %s is not listed in identity.namespaces of %s: nothing of it is cached",
-                metadata.model_name,
-                self._setup.path,
-            )
             return
-        if not ours.namespace:
-            log.warning(
-                "model %s has no tag in identity.namespaces of %s: after a change of its weights, "
-                "old entries would be taken for its own",
-                metadata.model_name,
-                self._setup.path,
-            )
         differs = difference(ours, (store.meta(meta).scope for meta in store.bytes_by_meta()))
         log.info("shard %d holds %d chunks", self._setup.shard, len(store))
         if differs is not None:
@@ -232,7 +221,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         keys: Sequence[CacheEngineKey],
         objs: list[MemoryObj],
         transfer_spec: Any = None,
-        on_complete_callback: Told | None = None,
+        on_complete_callback: Notified | None = None,
     ) -> None:
         """Take chunks over to be stored; returns at once, and drops what is too much.
 
@@ -243,7 +232,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         on_complete_callback : callable or None
             Given each key that can be read back, from a thread of ours.
         """
-        if self._step.spoilt:
+        if self._forward_pass.tainted:
             self._opened.counts.add("put_after_failed_load", len(keys))
             return
         offers = []
@@ -258,7 +247,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         keys: Sequence[CacheEngineKey],
         objs: list[MemoryObj],
         transfer_spec: Any = None,
-        on_complete_callback: Told | None = None,
+        on_complete_callback: Notified | None = None,
     ) -> None:
         """Take chunks over to be stored, as :meth:`batched_submit_put_task`."""
         self.batched_submit_put_task(keys, objs, transfer_spec, on_complete_callback)
@@ -274,7 +263,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         """
         keys = listed(keys)
         found: list[MemoryObj | None] = [None] * len(keys)
-        with self._defects.caught("call_errors", "batched_get_blocking failed"):
+        with self._boundary.caught("call_errors", "batched_get_blocking failed"):
             if keys and not self._closed:
                 found = self._loads.get(self._keys.digests(keys), self.local_cpu_backend)
         if any(obj is None for obj in found):
@@ -302,15 +291,15 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
         """
         keys = listed(keys)
         of_layer = bool(keys) and isinstance(keys[0], LayerCacheEngineKey)
-        if of_layer and self._spoilt_here():  # vLLM was told that nothing of it will be used
+        if of_layer and self._tainted_here():  # vLLM was told that nothing of it will be used
             return []
         found = await self._found(lookup_id, keys)
         good = [obj for obj in takewhile(lambda obj: obj is not None, found) if obj is not None]
         if of_layer and len(good) < len(keys):
-            release(found, self._defects)
+            release(found, self._boundary)
             self._layer_failed()
             return []
-        release(found[len(good) :], self._defects)
+        release(found[len(good) :], self._boundary)
         return good
 
     async def _found(self, lookup_id: str, keys: list[CacheEngineKey]) -> list[MemoryObj | None]:
@@ -318,7 +307,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
             return [None] * len(keys)
         digests: list[bytes] = []
         try:
-            with self._defects.caught("call_errors", "batched_get_non_blocking failed"):
+            with self._boundary.caught("call_errors", "batched_get_non_blocking failed"):
                 digests = self._keys.digests(keys)
                 return await self._loads.get_async(digests, self.local_cpu_backend)
             return [None] * len(keys)
@@ -331,14 +320,14 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
             self._store.unpin(digests)
 
     @_never_raises(fallback=False)
-    def _spoilt_here(self) -> bool:
-        return self._step.spoilt_here
+    def _tainted_here(self) -> bool:
+        return self._forward_pass.tainted_here
 
     def _layer_failed(self) -> None:
         """Have vLLM not use what it loads in this pass: LMCache does not look."""
         self._count("layer_load_failures")
         try:
-            blocks = self._step.invalidate()
+            blocks = self._forward_pass.invalidate()
         except LayerLoadError:
             log.exception("a layer could not be loaded; the engine must stop here")
             raise
@@ -351,7 +340,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
 
     @_never_raises(fallback=None)
     def _spoil(self) -> None:
-        self._step.spoil()
+        self._forward_pass.taint()
 
     @_never_raises(fallback=False)
     def remove(self, key: CacheEngineKey, force: bool = True) -> bool:
@@ -377,7 +366,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
     def report_status(self) -> dict[str, Any]:
         """Everything an operator may want to see, as plain values."""
         status: dict[str, Any] = {"problems": ["the store's status cannot be had; see the log"]}
-        with self._defects.caught("call_errors", "the store's status cannot be had"):
+        with self._boundary.caught("call_errors", "the store's status cannot be had"):
             status = self._opened.status()
         closed = ["the plugin is closed"] if self._closed else []
         problems = [*status["problems"], *closed]
@@ -394,7 +383,7 @@ class FX100StoragePlugin(StoragePluginInterface):  # type: ignore[misc]
             if self._closed:
                 return
             self._closed = True
-        with self._defects.caught("call_errors", "close failed"):
+        with self._boundary.caught("call_errors", "close failed"):
             detach(self, self._opened)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
+
+from fx100_lmcache.findings import Finding, ok, problem, warning
 
 
 class Fit(Enum):
@@ -55,6 +57,25 @@ class Supported:
         """What is supported, in words."""
         return f"{self.first}.*" if self.first == self.last else f"{self.first} to {self.last}"
 
+    def judge(self, version: str) -> Finding:
+        """Say whether a version is supported."""
+        subject, fit = f"{self.name} {version}", self.fit(version)
+        if fit is Fit.TESTED:
+            return ok(subject, "is supported")
+        if fit is Fit.UNTESTED:
+            return warning(
+                subject,
+                f"was not tested; {', '.join(self.tested)} were",
+                "its interfaces should be the same, but nobody has looked",
+                self.install,
+            )
+        return problem(
+            subject,
+            f"is outside the supported range: {self.range}",
+            "the interfaces that LMCache and vLLM load us through change between such versions",
+            self.install,
+        )
+
     @property
     def install(self) -> str:
         """Command that installs a version that was tested."""
@@ -97,8 +118,8 @@ def installed_version(distribution: str) -> str | None:
 def version_warnings(
     programs: Iterable[Supported] = (LMCACHE_INPROCESS, VLLM),
     version_of: Callable[[str], str | None] = installed_version,
-) -> list[str]:
-    """Return a line for each program whose version was not tested; says what to do.
+) -> Iterator[Finding]:
+    """Yield a finding for each program whose version was not tested.
 
     Parameters
     ----------
@@ -107,24 +128,10 @@ def version_warnings(
     version_of : callable
         Version of an installed package, or None.
     """
-    lines = []
     for program in programs:
         version = program.installed(version_of)
-        if version is None:
-            continue
-        fit = program.fit(version)
-        if fit is Fit.OUTSIDE:
-            lines.append(
-                f"{program.name} {version} is outside the supported range {program.range}: the "
-                "interfaces that we are loaded through change between such versions, so expect "
-                f"errors or no hits. Run: {program.install}"
-            )
-        elif fit is Fit.UNTESTED:
-            lines.append(
-                f"{program.name} {version} was not tested, {program.tested[0]} was. If something "
-                f"fails, run: {program.install}"
-            )
-    return lines
+        if version is not None and program.fit(version) is not Fit.TESTED:
+            yield program.judge(version)
 
 
 def _numbers(version: str) -> list[int]:

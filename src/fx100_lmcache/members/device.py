@@ -130,7 +130,9 @@ def open_member(
         kind = path.stat().st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISBLK(kind)):
         what = "a directory" if stat.S_ISDIR(kind) else "neither a file nor a block device"
-        raise MemberOpenError(f"{path} is {what}; a member is a block device or a regular file")
+        raise MemberOpenError(
+            f"{path} is {what}", remedy="name a block device or a regular file in `volume.members`"
+        )
     is_device = stat.S_ISBLK(kind)
     flags = os.O_CLOEXEC | (os.O_RDONLY if read_only else os.O_RDWR)
     if is_device and exclusive:
@@ -141,8 +143,8 @@ def open_member(
             return member
         if direct == "require":
             raise MemberOpenError(
-                f"{path}: direct I/O does not work here; move it to a file system that has it "
-                "(ext4, XFS) or set `io.direct: prefer`"
+                f"{path}: direct I/O does not work here",
+                remedy="move it to a file system that has it (ext4, XFS) or set io.direct: prefer",
             )
     with _explained(path):
         fd = os.open(path, flags)
@@ -215,7 +217,8 @@ def write_through(member: DeviceMember, progress: Callable[[int], None] | None =
     except OSError as problem:
         raise MemberOpenError(
             f"{member.name}: {problem.strerror} after {done[0]} of {member.size_bytes} bytes; "
-            "nothing but zeros was written. Give the storage below more room"
+            "nothing but zeros was written",
+            remedy="give the storage below more room",
         ) from problem
 
 
@@ -266,8 +269,8 @@ def _direct_block_bytes(path: Path, fd: int, is_device: bool) -> int | None:
                 except OSError as problem:
                     if problem.errno != errno.EINVAL:
                         raise MemberOpenError(
-                            f"{path}: the first read failed: {problem.strerror}; check the device "
-                            "and its cabling (dmesg)"
+                            f"{path}: the first read failed: {problem.strerror}",
+                            remedy="check the device and its cabling (dmesg)",
                         ) from problem
                 else:
                     return block
@@ -278,11 +281,11 @@ _REMEDIES = {
     errno.ENOENT: "create it with `fx100 format`, or correct `volume.members`",
     errno.EACCES: "run as a user that may read and write it (group `disk` for block devices)",
     errno.EPERM: "run as a user that may read and write it",
-    errno.EROFS: "it is read-only; remount or choose another device",
-    errno.EBUSY: "it is in use: mounted, part of md or LVM, or owned by another process of ours",
-    errno.EEXIST: "it exists already",
+    errno.EROFS: "remount it writable, or choose another device",
+    errno.EBUSY: "unmount it, take it out of md or LVM, or stop the process of ours that has it",
+    errno.EEXIST: "choose another name in `volume.members`, or remove that file",
     errno.ENOSPC: "free some space or make `volume.members[].size` smaller",
-    errno.ENXIO: "the device is gone; check `nvme list`",
+    errno.ENXIO: "connect the device again; `nvme list` shows what is there",
 }
 
 
@@ -292,4 +295,4 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except OSError as problem:
         remedy = _REMEDIES.get(problem.errno or 0, "check the device")
-        raise MemberOpenError(f"{path}: {problem.strerror}; {remedy}") from problem
+        raise MemberOpenError(f"{path}: {problem.strerror}", remedy=remedy) from problem

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
 from fx100_lmcache.config.nvme import MAX_FAST_IO_FAIL_S, NvmeSubsystem
+from fx100_lmcache.findings import Finding, Severity
 from fx100_lmcache.nvmf.plan import present_at, wanted_addresses
 from fx100_lmcache.nvmf.snapshot import (
     FABRICS,
@@ -28,44 +27,6 @@ MAX_KEEP_ALIVE_S = 30
 """A path that drops packets silently is noticed only after the keep-alive time-out."""
 MIN_IO_QUEUES = 4
 """Published on 10 GbE: one or few queues leave most of a port unused."""
-
-
-class Severity(StrEnum):
-    """How much a finding matters."""
-
-    OK = "ok"
-    NOTE = "note"
-    WARNING = "warning"
-    PROBLEM = "problem"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at.
-
-    Attributes
-    ----------
-    subject : str
-        Controller, subsystem or device.
-    what : str
-        What was found.
-    why : str
-        Why it matters; empty if all is well.
-    do : str
-        What to type or change; empty if nothing.
-    """
-
-    severity: Severity
-    subject: str
-    what: str
-    why: str = ""
-    do: str = ""
-
-    def __str__(self) -> str:
-        lines = [f"{self.severity}: {self.subject}: {self.what}"]
-        lines += [f"  why: {self.why}"] if self.why else []
-        lines += [f"  do: {self.do}"] if self.do else []
-        return "\n".join(lines)
 
 
 def check(snapshot: Snapshot, wanted: Sequence[NvmeSubsystem] = (), cpus: int = 1) -> list[Finding]:
@@ -98,12 +59,6 @@ def check(snapshot: Snapshot, wanted: Sequence[NvmeSubsystem] = (), cpus: int = 
         for namespace in subsystem.namespaces:
             found += _check_namespace(namespace)
     return found
-
-
-def worst(findings: Sequence[Finding]) -> Severity:
-    """Return the gravest severity, `Severity.OK` for none."""
-    order = list(Severity)
-    return max((each.severity for each in findings), key=order.index, default=Severity.OK)
 
 
 def _wanted_of(subsystem: Subsystem, wanted: Sequence[NvmeSubsystem]) -> NvmeSubsystem | None:

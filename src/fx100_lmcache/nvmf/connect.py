@@ -135,8 +135,8 @@ async def connect_subsystem(
     if dry_run:
         return report
     tried = [(step, await _connect(wanted, step, cli)) for step in plan.connects]
-    told = {step.address for step, error in tried if error is not None}
-    snapshot = await _settled(wanted, addresses, told, sysfs)
+    failed = {step.address for step, error in tried if error is not None}
+    snapshot = await _settled(wanted, addresses, failed, sysfs)
     for step, error in tried:
         _judge(step, error, _is_there(wanted, step.address, host, snapshot), report)
     if report.failures and len(report.failures) == len(addresses):

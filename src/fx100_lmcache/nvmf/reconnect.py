@@ -133,8 +133,8 @@ class Reconnector:
             done = "; ".join(report.done)
             log.warning("%s: %s %s: %s", nqn, _listed(report.connected), self._back, done)
         if report.failures:
-            told = [f"{path} {self._away}: {why}" for path, why in report.failures]
-            self._failed(nqn, "; ".join(told))
+            failures = [f"{path} {self._away}: {why}" for path, why in report.failures]
+            self._failed(nqn, "; ".join(failures))
         else:
             self._attempts[nqn] = _Attempts(self._clock() + FIRST_PAUSE_S)
 

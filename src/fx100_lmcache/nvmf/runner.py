@@ -144,16 +144,6 @@ class NvmeCli:
             self._version = parse.parse_version((await self.run("version")).stdout)
         return self._version
 
-    async def list_namespaces(self) -> list[parse.ListedNamespace]:
-        """Return what ``nvme list`` shows."""
-        output = await self.run("list", "-o", "json")
-        return parse.parse_list(output.stdout, await self.version())
-
-    async def list_subsystems(self) -> list[parse.ListedSubsystem]:
-        """Return what ``nvme list-subsys`` shows."""
-        output = await self.run("list-subsys", "-o", "json")
-        return parse.parse_list_subsys(output.stdout, await self.version())
-
     async def discover(self, *address: str) -> list[parse.DiscoveryRecord]:
         """Ask a discovery controller what it offers; `address` are options such as ``-t tcp``."""
         output = await self.run("discover", *address, "-o", "json")

@@ -24,7 +24,7 @@ _FIELD = struct.Struct("<BH")
 _INT = struct.Struct("<q")
 
 # Field tags of scope and layout records. Numbers are part of the on-disk format: never reuse one.
-_KIND, _MODEL, _SALT, _NAMESPACE, _DTYPE = 1, 2, 3, 4, 5
+_KIND, _MODEL, _SALT, _MODEL_TAG, _DTYPE = 1, 2, 3, 4, 5
 _WORLD_SIZE, _RANK, _GROUP, _LAYER, _TAG = 6, 7, 8, 9, 10
 _FORMAT, _TENSOR = 32, 33
 
@@ -81,7 +81,7 @@ class Scope:
         Object group (mp), 0 otherwise.
     salt : str
         ``cache_salt``; tenants with different salts never share. Never logged.
-    namespace : str
+    model_tag : str
         The operator's tag for what the key does not say (revision, KV layout).
     world_size, dtype, tags, layer
         In-process key fields; ``layer`` is -1 for keys that cover all layers.
@@ -92,7 +92,7 @@ class Scope:
     rank: int
     group: int = 0
     salt: str = ""
-    namespace: str = ""
+    model_tag: str = ""
     world_size: int = 0
     dtype: str = ""
     tags: tuple[tuple[str, str], ...] = ()
@@ -106,7 +106,7 @@ class Scope:
             (_RANK, _INT.pack(self.rank)),
             (_GROUP, _INT.pack(self.group)),
             (_SALT, _text(self.salt)),
-            (_NAMESPACE, _text(self.namespace)),
+            (_MODEL_TAG, _text(self.model_tag)),
             (_WORLD_SIZE, _INT.pack(self.world_size)),
             (_DTYPE, _text(self.dtype)),
             (_LAYER, _INT.pack(self.layer)),
@@ -193,7 +193,7 @@ class ChunkMeta:
                 rank=_INT.unpack(one[_RANK])[0],
                 group=_INT.unpack(one[_GROUP])[0],
                 salt=_untext(one[_SALT]),
-                namespace=_untext(one[_NAMESPACE]),
+                model_tag=_untext(one[_MODEL_TAG]),
                 world_size=_INT.unpack(one[_WORLD_SIZE])[0],
                 dtype=_untext(one[_DTYPE]),
                 tags=tuple(tags),

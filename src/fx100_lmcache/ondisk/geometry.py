@@ -279,7 +279,8 @@ def plan_geometry(
             needed = fixed + shards * (inode_bytes + frame_bytes)
             raise MemberSizeError(
                 f"{names[index] if names else f'member {index}'} has {size} bytes; {shards} "
-                f"shard(s) with frames of {frame_bytes} bytes need at least {needed}"
+                f"shard(s) with frames of {frame_bytes} bytes need at least {needed}",
+                remedy="make the member larger, or volume.shards or volume.object smaller",
             )
         shapes.append(MemberShape(size, slots, frames))
     made = Geometry(block_bytes, frame_blocks, inode_bytes, io_align_bytes, shards, tuple(shapes))

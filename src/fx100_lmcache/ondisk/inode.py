@@ -17,15 +17,12 @@ import xxhash
 
 from fx100_lmcache.errors import TooLargeError
 from fx100_lmcache.ondisk.chunk_meta import DIGEST_BYTES
-from fx100_lmcache.ondisk.geometry import MAX_MEMBERS
 from fx100_lmcache.ondisk.reason import Reason
 
 MAGIC = b"FXIN"
 VERSION = 1
 HEAD_BYTES = 128
 PIECE_BYTES = 16
-MAX_BLOCK = (1 << 40) - 1
-MAX_PIECE_BLOCKS = (1 << 16) - 1
 
 _HEAD = struct.Struct("<4sHH 16s HBBI IHH QQ 48s QQ")
 _PIECE = struct.Struct("<QQ")
@@ -56,25 +53,6 @@ I64 = npt.NDArray[np.int64]
 def seed_of(volume: bytes) -> int:
     """Checksum seed of a volume, from its UUID."""
     return int.from_bytes(volume[:8], "little")
-
-
-def pack_location(member: int, block: int, blocks: int) -> int:
-    """Put a piece's place into 64 bits: start block 40, blocks 16, member 8."""
-    assert 0 <= member < MAX_MEMBERS
-    assert 0 <= block <= MAX_BLOCK
-    assert 0 < blocks <= MAX_PIECE_BLOCKS
-    return member << 56 | blocks << 40 | block
-
-
-def unpack_location(location: int) -> tuple[int, int, int]:
-    """Inverse of :func:`pack_location`: ``(member, block, blocks)``."""
-    return location >> 56, location & MAX_BLOCK, location >> 40 & 0xFFFF
-
-
-def unpack_locations(locations: U64) -> tuple[I64, I64, I64]:
-    """As :func:`unpack_location`, for many at once."""
-    members, blocks, counts = unpack_location(locations)  # type: ignore[arg-type]
-    return members.astype(np.int64), blocks.astype(np.int64), counts.astype(np.int64)  # type: ignore[attr-defined]
 
 
 def max_pieces(inode_bytes: int, meta_bytes: int) -> int:
@@ -110,7 +88,8 @@ def pack_inode(
     order : tuple of int
         ``(claim_epoch, counter)``: which of two inodes is newer.
     pieces : sequence of (location, checksum)
-        As packed by :func:`pack_location`, with the xxh3-64 of each piece's logical bytes.
+        Places as :mod:`~fx100_lmcache.ondisk.location` packs them, with the xxh3-64 of each
+        piece's logical bytes.
     meta : bytes
         A packed :class:`~fx100_lmcache.ondisk.chunk_meta.ChunkMeta`.
 

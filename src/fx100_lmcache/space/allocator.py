@@ -90,14 +90,6 @@ class FrameAllocator:
                 start = self._first + frame * self._frame_blocks
                 yield range(start, start + self._frame_blocks)
 
-    def is_free(self, start: int, blocks: int) -> bool:
-        """Whether a run is wholly free."""
-        return all(
-            self._state[frame] == _FREE
-            or (self._state[frame] == _SHARED and not self._masks[frame] & mask)
-            for frame, mask in self._split(start, blocks)
-        )
-
     def note_written(self, start: int, blocks: int) -> None:
         """Note that blocks were written: they are not withheld when they are free."""
         for frame, mask in self._split(start, blocks):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fx100_lmcache.ondisk.geometry import MAX_MEMBERS, Geometry, stripe
-from fx100_lmcache.ondisk.inode import MAX_BLOCK, unpack_location
+from fx100_lmcache.ondisk.location import blocks_of, members_of, starts_of, unpack_location
 from fx100_lmcache.space.allocator import FrameAllocator, SlotAllocator
 
 _STRETCH = 16_384  # recovered entries marked at once: their arrays stay in the CPU's cache
@@ -91,11 +91,6 @@ class Space:
     def free_blocks_up(self, down_mask: int) -> int:
         """Blocks that nobody has on the members that can be used."""
         return sum(free for m, free in enumerate(self._free_on) if not down_mask >> m & 1)
-
-    @property
-    def free_slots(self) -> int:
-        """Inode slots that nobody has."""
-        return sum(self._slots_on)
 
     def free_slots_up(self, down_mask: int) -> int:
         """Inode slots that nobody has on the members that can be used."""
@@ -255,9 +250,9 @@ class Space:
     def _mark_pieces(self, packed: npt.NDArray[np.uint64], owners: npt.NDArray[np.int64]) -> None:
         shards = self._geometry.shards
         sizes = np.array([len(self._geometry.shard_blocks(m, 0)) for m in self._members])
-        member = (packed >> np.uint64(56)).astype(np.int64)
-        block = (packed & np.uint64(MAX_BLOCK)).astype(np.int64)
-        blocks = (packed >> np.uint64(40) & np.uint64(0xFFFF)).astype(np.int64)
+        member = members_of(packed).astype(np.int64)
+        block = starts_of(packed).astype(np.int64)
+        blocks = blocks_of(packed).astype(np.int64)
         group = (member * shards + block // sizes[member]).astype(np.uint16)
         order = np.argsort(group, kind="stable")
         for mine in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fx100_lmcache.ondisk.geometry import Geometry
-from fx100_lmcache.ondisk.inode import unpack_locations
+from fx100_lmcache.ondisk.location import blocks_of, members_of, starts_of
 
 I64 = npt.NDArray[np.int64]
 
@@ -34,15 +34,17 @@ class PieceColumns(NamedTuple):
 
 
 def piece_columns(
-    geometry: Geometry, counts: I64, locations: npt.NDArray[np.uint64], object_bytes: I64
+    geometry: Geometry, piece_counts: I64, locations: npt.NDArray[np.uint64], object_bytes: I64
 ) -> PieceColumns:
     """Work out the pieces of objects, given their counts, locations and logical lengths."""
-    owners = np.repeat(np.arange(len(counts)), counts)
-    members, blocks, block_counts = unpack_locations(locations)
+    owners = np.repeat(np.arange(len(piece_counts)), piece_counts)
+    members = members_of(locations).view(np.int64)
+    blocks = starts_of(locations).view(np.int64)
+    block_counts = blocks_of(locations).view(np.int64)
     bases = np.array([geometry.block_offset(m, 0) for m in range(len(geometry.members))])
     room = block_counts * geometry.block_bytes
     before = np.cumsum(room) - room
-    starts = before - np.repeat(before[np.cumsum(counts) - counts], counts)
+    starts = before - np.repeat(before[np.cumsum(piece_counts) - piece_counts], piece_counts)
     return PieceColumns(
         owners,
         members,

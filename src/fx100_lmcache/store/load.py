@@ -129,7 +129,7 @@ class Loader:
         deadline = now + (deadline_s or self._core.options.load_s)
         request = _Request(items, on_done, now, deadline, hold)
         if not items:
-            self._tell(request)
+            self._hand_over(request)
             return
         slices = -(-len(items) // _SLICE)
         ends = [len(items) * part // slices for part in range(slices + 1)]
@@ -155,7 +155,7 @@ class Loader:
             reasons = self._judge(items, rows)
             admitted = [place for place, reason in enumerate(reasons) if not reason]
             rows = rows[admitted]
-            counts, locations, checksums = core.catalog.pieces(rows)
+            piece_counts, locations, checksums = core.catalog.pieces(rows)
             lengths = core.catalog.lengths(rows).astype(np.int64)
             reading = rows.tolist()
             core.catalog.start_reading(reading)
@@ -164,15 +164,15 @@ class Loader:
         looked.misses = [self._miss(reason) for reason in reasons if reason]
         if not admitted:
             return
-        pieces = piece_columns(core.geometry, counts, locations, lengths)
+        pieces = piece_columns(core.geometry, piece_counts, locations, lengths)
         buffers = [items[place].buffer for place in admitted]
         addresses = np.array([buffer.address for buffer in buffers], np.int64)
         rooms = np.array([len(buffer.view) for buffer in buffers], np.int64)
-        ends = np.cumsum(counts).tolist()
+        ends = np.cumsum(piece_counts).tolist()
         chosen = [numbers[place] for place in admitted]
         part = _Reading(request, chosen, rows, lengths, ends, pieces, checksums)
         looked.batch = ReadBatch(
-            counts,
+            piece_counts,
             pieces.members,
             pieces.offsets,
             pieces.lengths,
@@ -324,9 +324,9 @@ class Loader:
             request.open_ -= len(numbers)
             finished = request.open_ == 0
         if finished:
-            self._tell(request)
+            self._hand_over(request)
 
-    def _tell(self, request: _Request) -> None:
+    def _hand_over(self, request: _Request) -> None:
         with self._core.defects.guard("whoever asked for a load failed to take the answer"):
             request.on_done([r for r in request.results if r is not None])
 

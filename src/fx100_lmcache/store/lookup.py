@@ -74,8 +74,8 @@ def describe(core: Core, digests: Sequence[bytes]) -> list[tuple[int, int] | Non
         there = rows[rows >= 0]
         lengths = core.catalog.lengths(there).tolist()
         numbers = core.catalog.meta_numbers(there).tolist()
-    told = iter(zip(lengths, numbers, strict=True))
-    return [next(told) if row >= 0 else None for row in rows.tolist()]
+    found = iter(zip(lengths, numbers, strict=True))
+    return [next(found) if row >= 0 else None for row in rows.tolist()]
 
 
 def touch(core: Core, digests: Sequence[bytes]) -> Flags:

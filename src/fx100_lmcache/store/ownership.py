@@ -123,7 +123,7 @@ class Ownership:
         self.lost_to = ""
         self.failure: Exception | None = None
         core.counts.update(dict.fromkeys(_COUNTERS, 0))
-        core.counts["claims_taken_over"] += len(taken.told)
+        core.counts["claims_taken_over"] += len(taken.by_word)
         core.counts["claims_taken_over_by_watch"] += len(taken.watched)
 
     def may_write(self) -> bool:
@@ -533,7 +533,7 @@ class Ownership:
                     self._core.counts["claim_renewal_failures"] += 1
                 else:
                     self._core.counts["claim_renewals"] += 1
-        self._tell(current.writers, lambda: everywhere)
+        self._answer(current.writers, lambda: everywhere)
         if mends:
             self.renew(_nobody_asks)  # the other block, before another late write hits this one
         else:
@@ -542,9 +542,9 @@ class Ownership:
     def _answer_lookers(self, current: _Round, *, ours: bool) -> None:
         with self._core.lock:
             lookers, current.lookers = current.lookers, []
-        self._tell(lookers, lambda: ours and self.may_write())
+        self._answer(lookers, lambda: ours and self.may_write())
 
-    def _tell(self, answers: Sequence[Answer], ours: Callable[[], bool]) -> None:
+    def _answer(self, answers: Sequence[Answer], ours: Callable[[], bool]) -> None:
         for answer in answers:
             with self._core.defects.guard("whoever waited for a claim failed to take the answer"):
                 answer(ours())  # asked for each: what another one did with it may have taken long

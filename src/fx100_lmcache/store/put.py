@@ -13,7 +13,8 @@ from functools import partial
 
 from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.engine.jobs import Job, Status, Transfer
-from fx100_lmcache.ondisk.inode import InodePlace, max_pieces, pack_inode, pack_location
+from fx100_lmcache.ondisk.inode import InodePlace, max_pieces, pack_inode
+from fx100_lmcache.ondisk.location import pack_location
 from fx100_lmcache.space.ledger import Use
 from fx100_lmcache.space.space import Extent
 from fx100_lmcache.store.backing import without_space
@@ -57,7 +58,7 @@ class Putter:
         results: list[PutResult | None] = [None] * len(items)
         left = [len(items)]
 
-        def tell(number: int, result: PutResult) -> None:
+        def answer(number: int, result: PutResult) -> None:
             with core.lock:
                 results[number] = result
                 left[0] -= 1
@@ -71,7 +72,7 @@ class Putter:
 
         jobs = []
         for number, item in enumerate(items):
-            job = self._begin(item, now, deadline, partial(tell, number))
+            job = self._begin(item, now, deadline, partial(answer, number))
             if job is not None:
                 jobs.append(job)
         core.submit(jobs)
@@ -89,7 +90,7 @@ class Putter:
         item: PutItem,
         started: float,
         deadline: float,
-        tell: Callable[[PutResult], None],
+        answer: Callable[[PutResult], None],
     ) -> Job | None:
         """Settle an object at once, join it to others, or begin to write it."""
         core = self._core
@@ -97,10 +98,10 @@ class Putter:
         with core.lock:
             try:
                 self._eraser.retry_failed()  # what waits for it keeps space from us
-                early = self._answer_at_once(item, tell)
+                early = self._answer_at_once(item, answer)
                 if early is None:
                     blocks = core.geometry.blocks_for(item.buffer.length)
-                    put = Put(item, blocks, started, deadline, [tell])
+                    put = Put(item, blocks, started, deadline, [answer])
                     self._pending[item.digest] = put
                     core.write_bytes += item.buffer.length
                     job = self._go_on(put)
@@ -109,17 +110,19 @@ class Putter:
                 core.count_fault()
                 early = self._drop("internal")
         if early is not None and early.reason != "joined":
-            tell(early)
+            answer(early)
         return job
 
-    def _answer_at_once(self, item: PutItem, tell: Callable[[PutResult], None]) -> PutResult | None:
+    def _answer_at_once(
+        self, item: PutItem, answer: Callable[[PutResult], None]
+    ) -> PutResult | None:
         """Settle what needs no writing; None if the object must be written."""
         core = self._core
         length = item.buffer.length
         if (pending := self._pending.get(item.digest)) is not None:
             if (pending.item.meta, pending.item.buffer.length) != (item.meta, length):
                 return self._drop("conflict")  # same name, other layout: one at a time
-            pending.tell.append(tell)  # the same fate as the put in flight
+            pending.answers.append(answer)  # the same fate as the put in flight
             return PutResult(False, reason="joined")
         if core.closing:
             return self._drop("closing")
@@ -471,7 +474,7 @@ class Putter:
         core.write_bytes -= put.item.buffer.length
         core.counts["written_us"] += round((core.engine.now() - put.started) * 1e6)
         del self._pending[put.item.digest]
-        tellers, put.tell = put.tell, []
-        for position, tell in enumerate(tellers):
+        answers, put.answers = put.answers, []
+        for position, answer in enumerate(answers):
             # those who joined wrote nothing themselves
-            tell(result if position == 0 else PutResult(result.stored, 0, result.reason))
+            answer(result if position == 0 else PutResult(result.stored, 0, result.reason))

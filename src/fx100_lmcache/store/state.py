@@ -49,8 +49,8 @@ class StoreOptions:
     max_waiting_puts : int
         Puts that wait for space, or for an older copy to be erased; likewise.
     reserve_fraction : float
-        Share of the space kept free by evicting ahead of need: with 3 % the mean size of an
-        I/O stays that of a fresh volume (measured), with 0 % it falls to 0.7 of it.
+        Share of the space kept free by evicting ahead of need, so that pieces stay as long as in
+        a fresh volume.
     evict_batch_fraction : float
         Share of the space that one round of eviction frees, so that rounds are few.
     width : int

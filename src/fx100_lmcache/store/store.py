@@ -188,7 +188,8 @@ class Store:
             if owner.lost_to:
                 raise ClaimError(
                     f"a shard was claimed by another host at the same time: {owner.lost_to}. A "
-                    "shard has one owner: stop one of the two servers"
+                    "shard has one owner",
+                    remedy="stop one of the two servers",
                 )
             if (wait_s := owner.settles_in_s) > 0:
                 self._machine.sleep(1.01 * wait_s)  # not a rounding error too short
@@ -233,7 +234,7 @@ class Store:
             members=found.members,
             locations=found.locations,
             checksums=found.checksums,
-            counts=found.counts,
+            piece_counts=found.piece_counts,
             age=found.age,
         )
 
@@ -336,7 +337,7 @@ class Store:
         digests: Sequence[bytes],
         *,
         force: bool = False,
-        tell: Callable[[list[tuple[bytes, int]]], None] | None = None,
+        on_removed: Callable[[list[tuple[bytes, int]]], None] | None = None,
     ) -> list[tuple[bytes, int]]:
         """Remove objects; return digest and length of those removed.
 
@@ -345,7 +346,7 @@ class Store:
 
         Parameters
         ----------
-        tell : callable or None
+        on_removed : callable or None
             Given the same list while the lock is held, so before anything else can happen.
         """
         core = self._core
@@ -360,8 +361,8 @@ class Store:
                 if entry is not None:
                     removed.append((entry.digest, entry.length))
             core.counts["removes"] += len(removed)
-            if tell is not None and removed:
-                tell(removed)
+            if on_removed is not None and removed:
+                on_removed(removed)
         return removed
 
     def clear(self) -> int:
@@ -397,9 +398,9 @@ class Store:
         """
         return not self.forked and self._owner.adopt(member)
 
-    def on_evicted(self, tell: Evicted) -> None:
-        """Have ``tell`` called with ``(digest, length, meta number)`` of what was evicted."""
-        self._core.on_evicted = tell
+    def on_evicted(self, handler: Evicted) -> None:
+        """Have ``handler`` called with ``(digest, length, meta number)`` of what was evicted."""
+        self._core.on_evicted = handler
 
     def meta(self, number: int) -> ChunkMeta:
         """Metadata by its number."""
@@ -432,8 +433,8 @@ class Store:
             some = rows[at : at + batch].tolist()
             with core.lock:
                 live = [row for row in some if core.catalog.is_live(row)]
-                told = [(e.digest, e.length, e.meta) for e in map(core.catalog.entry, live)]
-            yield told
+                entries = [(e.digest, e.length, e.meta) for e in map(core.catalog.entry, live)]
+            yield entries
 
     def bytes_by_meta(self) -> dict[int, int]:
         """Logical bytes of the entries by meta number."""
@@ -494,11 +495,6 @@ class Store:
         """Count an event of whoever opened the store among the store's own."""
         with self._core.lock:
             self._core.counts[event] += 1
-
-    @property
-    def healthy(self) -> bool:
-        """Whether puts and loads can work: claims held, every member up, puts not all failing."""
-        return not self.problems()
 
     def problems(self) -> list[str]:
         """List what is wrong, in words for an operator; empty when all is well."""

@@ -22,7 +22,7 @@ class Put:
         That it takes.
     started, deadline : float
         On the engine's clock.
-    tell : list of callable
+    answers : list of callable
         Who hears of its fate: whoever put it, then those who put the same meanwhile.
     generation : dict of int to int
         The shards' generations when it got its space: a clear since then undoes it.
@@ -42,7 +42,7 @@ class Put:
     blocks: int
     started: float
     deadline: float
-    tell: list[Callable[[PutResult], None]]
+    answers: list[Callable[[PutResult], None]]
     generation: dict[int, int] = field(default_factory=dict)
     extent: Extent | None = None
     inode_begun: bool = False

@@ -401,7 +401,7 @@ def _fields_of(meta: bytes) -> list[tuple[int, bytes]]:
 
 
 def _odd_meta(rng: random.Random) -> ChunkMeta:
-    """Make metadata that can be read, and that no face would write."""
+    """Make metadata that can be read, and that no adapter would write."""
     texts = ("", "mp", "in-process", "a@b", "a/b", "\0", "\ud800", "x" * 200)
     far = (-(1 << 63), (1 << 63) - 1, -1, 0, 1)
     tags = (("hash_bytes", rng.choice(("abc", "-1", "40", "\u0663", "9" * 50))), ("", "a=b =c"))

@@ -187,8 +187,8 @@ class Opened:
         assert len(store.status()["members"]) == len(self._members)
         for number in store.bytes_by_meta():
             store.meta(number)
-        told = [entry for batch in store.oldest_first() for entry in batch]
-        assert len(told) == len(found)
+        listed = [entry for batch in store.oldest_first() for entry in batch]
+        assert len(listed) == len(found)
 
     def _check_space(self) -> None:
         """Every block and every slot is accounted for, once no write is in flight."""
@@ -199,7 +199,9 @@ class Opened:
         assert min(space.free, space.used, space.quarantined) >= 0, space
         assert space.used == sum(self._blocks(row) for row, *_ in store.entries())
         core = store._core
-        assert core.space.free_slots + len(store) + held == core.geometry.rows, "a slot is lost"
+        assert core.space.free_slots_up(0) + len(store) + held == core.geometry.rows, (
+            "a slot is lost"
+        )
 
     def _blocks(self, row: int) -> int:
         return self.store._core.catalog.blocks(row)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import xxhash
 
 from fx100_lmcache.ondisk.geometry import Geometry, plan_geometry
-from fx100_lmcache.ondisk.inode import unpack_location
+from fx100_lmcache.ondisk.location import unpack_location
 from fx100_lmcache.testing.forge import ClaimDraft, InodeDraft, LabelDraft, Surroundings
 from fx100_lmcache.testing.harness import META, SCOPE, Rig, digest_of, value_of
 from fx100_lmcache.testing.memory import memory_members
-from fx100_lmcache.volume.volume import format_volume
+from fx100_lmcache.volume.format import format_volume
 
 VOLUME = uuid.UUID(int=0xF022)
 LENGTHS = (300, 4096, 9000, 16 * 1024, 40_000)

@@ -15,8 +15,9 @@ from fx100_lmcache.store import LoadItem, LoadResult, PutItem, PutResult, Store,
 from fx100_lmcache.testing.clock import SimulatedClock
 from fx100_lmcache.testing.inline import InlineLanes, inline_engine
 from fx100_lmcache.testing.memory import Journal, MemoryMember, memory_members
+from fx100_lmcache.volume.format import format_volume
 from fx100_lmcache.volume.machine import Machine, this_machine
-from fx100_lmcache.volume.volume import assemble, format_volume
+from fx100_lmcache.volume.volume import assemble
 
 SCOPE = Scope("mp", "test/model", 1)
 META = ChunkMeta(SCOPE, Layout("KV_2LTD", (("bfloat16", (2, 4, 8)),))).pack()
@@ -129,7 +130,7 @@ class Rig:
             machine=self.machine,
             heartbeat=False,
         )
-        self.store.on_evicted(lambda told: self.evicted.extend(d for d, _, _ in told))
+        self.store.on_evicted(lambda gone: self.evicted.extend(d for d, _, _ in gone))
 
     def look(self) -> None:
         """Have the engine look at every member, as it does once a second."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fx100_lmcache.buffers import zero_buffer
-from fx100_lmcache.engine.deadlines import Expiry
+from fx100_lmcache.engine.deadlines import DeadlineQueue
 from fx100_lmcache.engine.engine import LaneEngine
 from fx100_lmcache.engine.member_slot import EngineOptions
 from fx100_lmcache.errors import ClaimError
@@ -143,7 +143,7 @@ class Process:
         How it became the owner: ``at once``, ``watch`` or ``operator``; empty until then.
     knows : bool
         It has read a claim that beats its own.
-    told : bool
+    by_word : bool
         It opens with the operator's word.
     overruled : bool
         An operator said that it is dead, so it may go on until it looks.
@@ -158,7 +158,7 @@ class Process:
     opened: str = ""
     knows: bool = False
     releasing: bool = False
-    told: bool = False
+    by_word: bool = False
     released: bool = False
     dead: bool = False
     overruled: bool = False
@@ -196,7 +196,7 @@ class Process:
         self.dead = True
         if hasattr(self, "engine"):
             self.engine._inert = True  # as in a forked child: it queues nothing more
-            self.engine._expiry = Expiry()  # and nobody waits for what it had queued
+            self.engine._expiry = DeadlineQueue()  # and nobody waits for what it had queued
 
     def __str__(self) -> str:
         return f"host {self.host.index} ({self.opened or 'opening'}, rank {self.rank})"
@@ -298,7 +298,7 @@ class Host:
     def _open(self) -> None:
         world, rng = self.world, self.rng
         process = self.process = Process(world, self, f"boot{self.index}.{self.boots}")
-        told = process.told = rng.random() < world.odds.operator
+        by_word = process.by_word = rng.random() < world.odds.operator
         members = [HostMember(shared, process) for shared in world.members]
         volume = assemble(members)
         process.lanes = InlineLanes()
@@ -320,7 +320,7 @@ class Host:
                 process.engine,
                 options=StoreOptions(reserve_fraction=0.0, load_s=4.0, store_s=8.0),
                 wall_clock=lambda: 1_000_000 + self.skew_s + world.now,
-                take_over=told,
+                take_over=by_word,
                 machine=machine,
                 heartbeat=False,
             )
@@ -336,7 +336,7 @@ class Host:
             world.promises.opening.discard(process)
         took_s = self.clock() - began
         watched = process.store.counts()["claims_taken_over_by_watch"]
-        process.opened = "operator" if told else "watch" if watched else "at once"
+        process.opened = "operator" if by_word else "watch" if watched else "at once"
         world.counts[f"opened: {process.opened}"] += 1
         if self._undisturbed(process, before):
             world.promises.check_opening(process, took_s)

@@ -24,7 +24,7 @@ from fx100_lmcache.testing.harness import small_geometry
 from fx100_lmcache.testing.host import Host, Odds, Over, Process
 from fx100_lmcache.testing.memory import MemoryMember
 from fx100_lmcache.testing.promises import Promises, Violation
-from fx100_lmcache.volume.volume import format_volume
+from fx100_lmcache.volume.format import format_volume
 
 SECTOR_BYTES = 512
 _REPORT_EVERY = 500

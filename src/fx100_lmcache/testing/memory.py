@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fx100_lmcache.testing.inline import Stalled
@@ -241,27 +241,3 @@ def memory_members(
         MemoryMember(size, block=block, index=index, journal=journal)
         for index, size in enumerate(sizes)
     ]
-
-
-def replayed(
-    members: Sequence[MemoryMember],
-    events: Sequence[Event],
-    transform: Callable[[int, Event], bytes | None] | None = None,
-) -> list[MemoryMember]:
-    """Make members that hold what these events leave behind.
-
-    Parameters
-    ----------
-    transform : callable or None
-        Given an event's number and the event, the bytes that really arrive; None for lost.
-    """
-    fresh = [
-        MemoryMember(m.size_bytes, block=m.logical_block_bytes, index=m.index) for m in members
-    ]
-    for number, event in enumerate(events):
-        data = event.data
-        if data is not None and transform is not None:
-            data = transform(number, event)
-        if data is not None:
-            fresh[event.member].media[event.offset : event.offset + len(data)] = data
-    return fresh

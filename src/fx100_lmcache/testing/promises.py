@@ -93,7 +93,7 @@ class Promises:
         """
         owner = self.owner
         new = bool(claim.holder) and claim.rank != process.rank
-        if new and process.told:
+        if new and process.by_word:
             self._overrule(process)
         if not new or owner is None or owner is process or owner.released:
             return

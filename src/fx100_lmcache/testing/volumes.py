@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from fx100_lmcache.config import load
-from fx100_lmcache.mount import format_members, plan_format
+from fx100_lmcache.volume.format import format_members, plan_format
 
 
 def file_volume(

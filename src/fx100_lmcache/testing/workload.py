@@ -99,7 +99,7 @@ class Workload:
         oracle, begin = self._recording.oracle, self._at
         evicted: list[str] = []
         by_digest = {SCOPE.digest(each.encode()): each for each in NAMES}
-        self._rig.store.on_evicted(lambda told: evicted.extend(by_digest[d] for d, _, _ in told))
+        self._rig.store.on_evicted(lambda gone: evicted.extend(by_digest[d] for d, _, _ in gone))
         results = self._rig.start_put(name, value)
         for each in evicted:  # a replaced object counts too: it goes before the new one comes
             oracle.begin(each, None, begin).end = None if self._rig.lanes.stalled else self._at

@@ -47,14 +47,14 @@ class Taken:
         By shard.
     written_at : float
         When the last of them was on the media, on the machine's clock.
-    watched, told : list of str
+    watched, by_word : list of str
         Holders that were replaced: since they stood still, or on the operator's word.
     """
 
     claims: dict[int, ClaimBlock]
     written_at: float
     watched: list[str] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    by_word: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -106,12 +106,12 @@ class Claimer:
             if not late and len(claims) == len(seen):
                 holders = list(dict.fromkeys(replaced.values()))
                 taken = Taken(claims, self.machine.clock())
-                (taken.told if self.take_over else taken.watched).extend(holders)
+                (taken.by_word if self.take_over else taken.watched).extend(holders)
                 return taken
         raise ClaimError(
             f"shards {', '.join(map(str, shards))} could not be claimed in {_ATTEMPTS} attempts: "
-            "other hosts write claims too, or the members are slow. `fx100 status CONFIG --watch "
-            "20` shows who does"
+            "other hosts write claims too, or the members are slow",
+            remedy="fx100 status CONFIG --watch 20, which shows who does",
         )
 
     def _lock(self, shard: int) -> None:
@@ -122,7 +122,7 @@ class Claimer:
         seen = newest_claim(read_claims(self.members, self.geometry, shard), self.volume, shard)
         holder = seen.holder if seen and seen.holder else "an unknown process"
         raise ClaimError(
-            f"shard {shard} is in use ({busy.name}): {holder}. Stop that process first"
+            f"shard {shard} is in use ({busy.name}): {holder}", remedy="stop that process first"
         )
 
     def _read(self, shards: Sequence[int]) -> Blocks:
@@ -156,8 +156,8 @@ class Claimer:
             if claim.holder and not claim.renewed:
                 raise ClaimError(
                     f"shard {shard} is claimed by another host: {claim.holder}. It was claimed by "
-                    "an older version, which does not show whether it lives. If that host no "
-                    "longer uses it, run `fx100 take-over CONFIG`"
+                    "an older version, which does not show whether it lives",
+                    remedy="if that host no longer uses it: fx100 take-over CONFIG",
                 )
         watch_s = max(watch_of(claim, self.timing) for claim in watched.values())
         holders = ", ".join(dict.fromkeys(c.holder or "nobody" for c in watched.values()))
@@ -196,8 +196,8 @@ class Claimer:
             alive = valid_claims(fresh, self.volume, shard) or [before]
             raise ClaimError(
                 f"shard {shard} is claimed by another host, which renews its claim: "
-                f"{max(alive, key=lambda c: c.rank).holder}. A shard has one owner: stop the "
-                "server there, or give this one a volume of its own"
+                f"{max(alive, key=lambda c: c.rank).holder}. A shard has one owner",
+                remedy="stop the server there, or give this one a volume of its own",
             )
         return True
 

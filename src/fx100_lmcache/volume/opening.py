@@ -23,12 +23,19 @@ from typing import TypeVar
 from fx100_lmcache.config import Config
 from fx100_lmcache.config.model import MemberConfig
 from fx100_lmcache.config.nvme import NvmeConfig
-from fx100_lmcache.errors import ClaimError, DuplicateMemberError, FX100Error, MemberOpenError
+from fx100_lmcache.errors import (
+    ClaimError,
+    DuplicateMemberError,
+    FX100Error,
+    MemberOpenError,
+    VolumeError,
+)
+from fx100_lmcache.findings import Finding
 from fx100_lmcache.members.device import DeviceMember, open_member
 from fx100_lmcache.nvmf.address import FabricAddress
 from fx100_lmcache.nvmf.errors import NvmeError
 from fx100_lmcache.nvmf.namespace_id import NamespaceIdentity
-from fx100_lmcache.nvmf.preflight import Obstacle, obstacles
+from fx100_lmcache.nvmf.preflight import obstacles
 from fx100_lmcache.nvmf.reconnect import (
     LONGEST_PAUSE_S,
     LOOK_S,
@@ -42,7 +49,7 @@ from fx100_lmcache.nvmf.snapshot import Namespace, Snapshot
 from fx100_lmcache.nvmf.sysfs import Sysfs
 from fx100_lmcache.ondisk.geometry import LABEL_BYTES
 from fx100_lmcache.volume.claim import newest_claim, read_claims
-from fx100_lmcache.volume.volume import read_label
+from fx100_lmcache.volume.volume import Volume, assemble, read_label
 
 log = logging.getLogger(__name__)
 
@@ -79,9 +86,7 @@ def watch_paths(
     if nvme is None or not nvme.reconnect:
         return None
     for obstacle in reconnect_obstacles(nvme):
-        log.warning(
-            "nvme.reconnect is on, but this process could not connect a lost path: %s", obstacle
-        )
+        log.warning(obstacle.line)
     watch = PathWatch(reconnector(nvme, count, stopped).attempt, LOOK_S)
     watch.start()
     return watch
@@ -112,7 +117,7 @@ def paths_without_controller(nvme: NvmeConfig) -> dict[str, list[FabricAddress]]
     return _off_loop(missing_paths(nvme, Sysfs()))
 
 
-def reconnect_obstacles(nvme: NvmeConfig) -> list[Obstacle]:
+def reconnect_obstacles(nvme: NvmeConfig) -> list[Finding]:
     """Return why this process could not connect; empty if it could."""
     return _off_loop(obstacles(nvme))
 
@@ -163,7 +168,8 @@ def member_paths(config: Config) -> list[Path]:
         if name in seen:
             raise DuplicateMemberError(
                 f"{path} and {seen[name]} are the same {'device' if len(name) == 1 else 'file'}; "
-                "list each member once in `volume.members`. Nothing was written"
+                "nothing was written",
+                remedy="list each member once in `volume.members`",
             )
         seen[name] = path
     return paths
@@ -231,15 +237,16 @@ def _start_read(path: Path) -> subprocess.Popen[bytes]:
     except OSError as problem:
         raise MemberOpenError(
             f"{path}: whether it answers cannot be tried, as dd does not start "
-            f"({problem.strerror}); install dd (coreutils), or free memory and processes"
+            f"({problem.strerror})",
+            remedy="install dd (coreutils), or free memory and processes",
         ) from problem
 
 
 def silent_error(path: Path) -> MemberOpenError:
     """Describe a device that does not answer."""
     return MemberOpenError(
-        f"{path}: a read did not come back within {ANSWER_S:g} s; its path is lost or stalled. "
-        "See `fx100 nvme check`, and the array's ports"
+        f"{path}: a read did not come back within {ANSWER_S:g} s; its path is lost or stalled",
+        remedy="fx100 nvme check CONFIG; look at the array's ports",
     )
 
 
@@ -261,6 +268,19 @@ def open_members(
     return members
 
 
+def open_volume(config: Config, *, exclusive: bool = False, read_only: bool = False) -> Volume:
+    """Open the members and assemble the volume by their labels."""
+    members = open_members(config, exclusive=exclusive, read_only=read_only)
+    try:
+        return assemble(members)
+    except BaseException as problem:
+        for member in members:
+            member.close()
+        if isinstance(problem, OSError):
+            raise VolumeError(f"the volume cannot be read: {problem}") from problem
+        raise
+
+
 def hold_label(member: DeviceMember) -> None:
     """Keep `fx100 format` away from a member for as long as it is open.
 
@@ -270,7 +290,7 @@ def hold_label(member: DeviceMember) -> None:
         If it is being formatted right now.
     """
     if not _lock(member, LABEL_BYTES, shared=True):
-        raise ClaimError(f"{member.name} is being formatted; wait until that has finished")
+        raise ClaimError(f"{member.name} is being formatted", remedy="wait until that has finished")
 
 
 def _lock(member: DeviceMember, length: int, *, shared: bool) -> bool:
@@ -278,7 +298,8 @@ def _lock(member: DeviceMember, length: int, *, shared: bool) -> bool:
         return member.try_lock(0, length, shared=shared)
     except OSError as problem:
         raise MemberOpenError(
-            f"{member.name}: the file system has no locks ({problem.strerror}); use a local one"
+            f"{member.name}: the file system has no locks ({problem.strerror})",
+            remedy="use a local file system",
         ) from problem
 
 
@@ -286,8 +307,9 @@ def refuse_dev(path: Path) -> None:
     """Raise for a device that is not there: it must not become a file in memory."""
     if path.is_relative_to("/dev") and not path.is_relative_to("/dev/shm"):  # noqa: S108
         raise MemberOpenError(
-            f"{path} is not there, and no file is created in /dev; connect the device (`nvme list` "
-            "shows what is there) or correct `volume.members`"
+            f"{path} is not there, and no file is created in /dev",
+            remedy="connect the device (`nvme list` shows what is there) or correct "
+            "`volume.members`",
         )
 
 
@@ -301,8 +323,8 @@ def open_to_format(config: Config, path: Path) -> DeviceMember:
     """
     if not path.exists():
         raise MemberOpenError(
-            f"{path} does not exist; correct `volume.members`, or give the member a `size` to "
-            "have a file created"
+            f"{path} does not exist",
+            remedy="correct `volume.members`, or give the member a `size` to have a file created",
         )
     member = _open(config, path, exclusive=True, read_only=False)
     try:
@@ -331,7 +353,7 @@ def _open(config: Config, path: Path, *, exclusive: bool, read_only: bool) -> De
 def _in_use(member: DeviceMember) -> ClaimError:
     who = _holders(member) or "by another process"
     return ClaimError(
-        f"{member.name} is in use ({who}); nothing was written. Stop that process first"
+        f"{member.name} is in use ({who}); nothing was written", remedy="stop that process first"
     )
 
 

@@ -11,7 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fx100_lmcache.ondisk.geometry import Geometry
-from fx100_lmcache.ondisk.inode import MAX_BLOCK, unpack_location
+from fx100_lmcache.ondisk.location import (
+    MAX_BLOCK,
+    blocks_of,
+    members_of,
+    starts_of,
+    unpack_location,
+)
 
 _STRETCH = 16_384  # entries worked on at once: their temporary arrays stay in the CPU's cache
 
@@ -67,9 +73,9 @@ def _frames(
         counts = candidates[start : start + _STRETCH]
         if not counts.all():
             part = np.where(counts[:, None], part, np.uint64(0))
-        base = (part >> np.uint64(56)) * np.uint64(span)
-        first = part & np.uint64(MAX_BLOCK)
-        end = first + (part >> np.uint64(40) & np.uint64(0xFFFF)) + np.uint64(frame_blocks - 1)
+        base = members_of(part) * np.uint64(span)
+        first = starts_of(part)
+        end = first + blocks_of(part) + np.uint64(frame_blocks - 1)
         unit = np.uint64(frame_blocks)
         yield start, (base + first // unit).view(np.int64), (base + end // unit).view(np.int64)
 
@@ -78,10 +84,10 @@ def _overlapping(locations: U64) -> I64:
     """Entries of these that share a block, by sorting all their pieces."""
     entry, column = np.nonzero(locations)
     packed = locations[entry, column]
-    start = (packed >> np.uint64(56) << np.uint64(40)) | (packed & np.uint64(MAX_BLOCK))
+    start = members_of(packed) * np.uint64(MAX_BLOCK + 1) + starts_of(packed)
     order = np.argsort(start)
     start, packed, entry = start[order], packed[order], entry[order]
-    end = start + (packed >> np.uint64(40) & np.uint64(0xFFFF))
+    end = start + blocks_of(packed)
     fresh = np.ones(len(start), np.bool_)
     fresh[1:] = start[1:] >= np.maximum.accumulate(end)[:-1]
     group = np.cumsum(fresh) - 1

@@ -22,9 +22,10 @@ from fx100_lmcache.buffers import BufferPool, IoBuffer
 from fx100_lmcache.members.base import MEDIA_ERRORS, Member, read_whole
 from fx100_lmcache.ondisk.geometry import Geometry
 from fx100_lmcache.ondisk.inode import InodePlace, TableRows, parse_table
+from fx100_lmcache.ondisk.location import blocks_of, members_of
 from fx100_lmcache.ondisk.reason import Reason
 from fx100_lmcache.volume.overlap import contested_entries, resolve
-from fx100_lmcache.volume.verdict import GOOD, LAST_EPOCH, Judge, piece_blocks, reason_of
+from fx100_lmcache.volume.verdict import GOOD, LAST_EPOCH, Judge, reason_of
 
 MAX_UNREADABLE_SLOTS = 64
 """More than so many are a broken member: then nothing is opened."""
@@ -52,7 +53,7 @@ class Columns:
     members: I64
     locations: U64
     checksums: U64
-    counts: I64
+    piece_counts: I64
     shard: I64
     generation: I64
 
@@ -176,7 +177,7 @@ def _read_tables(
     Rows that cannot be read are empty in the views, and are added to ``unreadable``.
 
     Threads only read. What is parsed stays in one thread: several would fight for the
-    interpreter's lock (measured: a third more CPU time), and keep the memory that they freed.
+    interpreter's lock, and keep the memory that they freed.
     """
     slots = max(_READ_BYTES // geometry.inode_bytes, 1)
     longest = max(shape.slots_per_shard for shape in geometry.members)
@@ -273,7 +274,9 @@ def _part(found: TableRows, place: InodePlace, geometry: Geometry, judge: Judge)
             )
         ]
         _keep(columns, codes == GOOD)
-        widest = int(columns.counts.max(initial=0))  # not that of what was refused: all pay for it
+        widest = int(
+            columns.piece_counts.max(initial=0)
+        )  # not that of what was refused: all pay for it
         columns.locations = columns.locations[:, :widest]
         columns.checksums = columns.checksums[:, :widest]
         used = np.unique(columns.meta_ids)  # what nothing refers to might not be readable
@@ -284,7 +287,7 @@ def _part(found: TableRows, place: InodePlace, geometry: Geometry, judge: Judge)
 
 def _columns(found: TableRows, words: U64, place: InodePlace, first: int) -> Columns:
     heads, locations = found.heads, found.locations
-    epoch, counter, length, counts, shard, generation = (
+    epoch, counter, length, piece_counts, shard, generation = (
         heads[name].astype(np.int64)
         for name in ("epoch", "counter", "length", "pieces", "shard", "generation")
     )
@@ -294,12 +297,12 @@ def _columns(found: TableRows, words: U64, place: InodePlace, first: int) -> Col
         epoch=epoch,
         counter=counter,
         length=length,
-        blocks=piece_blocks(locations).sum(axis=1),
+        blocks=blocks_of(locations).view(np.int64).sum(axis=1),
         meta_ids=found.meta_ids,
         members=_member_masks(locations, place.member),
         locations=locations,
         checksums=found.checksums,
-        counts=counts,
+        piece_counts=piece_counts,
         shard=shard,
         generation=generation,
     )
@@ -313,7 +316,7 @@ def _keep(columns: Columns, keep: Flags) -> None:
 def _member_masks(locations: U64, home: int) -> I64:
     """Members of each entry, its inode's own among them: without it it could not be erased."""
     used = locations != 0  # a padded place is zero; a real one has a block count
-    bits = np.where(used, np.uint64(1) << (locations >> np.uint64(56)), np.uint64(0))
+    bits = np.where(used, np.uint64(1) << members_of(locations), np.uint64(0))
     masks: I64 = np.bitwise_or.reduce(bits, axis=1, initial=1 << home).astype(np.int64)
     return masks
 

@@ -15,7 +15,8 @@ from fx100_lmcache.errors import RecordError
 from fx100_lmcache.ondisk.chunk_meta import ChunkMeta
 from fx100_lmcache.ondisk.claim_block import MAX_COUNTER, MAX_EPOCH
 from fx100_lmcache.ondisk.geometry import MAX_OBJECT_BYTES, Geometry
-from fx100_lmcache.ondisk.inode import MAX_BLOCK, TableRows
+from fx100_lmcache.ondisk.inode import TableRows
+from fx100_lmcache.ondisk.location import blocks_of, members_of, starts_of
 from fx100_lmcache.ondisk.reason import Reason
 
 MAX_LOST_CLEARS = 1 << 16
@@ -101,7 +102,7 @@ class Judge:
 
     def _filled(self, found: TableRows) -> Flags:
         """Whether an object fills all of its pieces but the last, and ends in that one."""
-        length, sizes = found.heads["length"], piece_blocks(found.locations)
+        length, sizes = found.heads["length"], blocks_of(found.locations).view(np.int64)
         if not sizes.shape[1]:
             return np.zeros(len(length), np.bool_)
         last = np.maximum(found.heads["pieces"].astype(np.int64) - 1, 0)
@@ -127,14 +128,14 @@ class Judge:
 
         A piece is a run of whole frames, not longer than a piece may be, or a part of one frame.
         """
-        frame, sizes = self._geometry.frame_blocks, piece_blocks(locations)
-        start = (locations & np.uint64(MAX_BLOCK)).view(np.int64)
+        frame, sizes = self._geometry.frame_blocks, blocks_of(locations).view(np.int64)
+        start = starts_of(locations).view(np.int64)
         in_frame = start - start // frame * frame
         good = in_frame + sizes <= frame
         if not good.all():
             good |= (in_frame == 0) & (sizes % frame == 0)
             good &= sizes <= self._geometry.piece_frames * frame
-        limit = self._shard_blocks.take((locations >> np.uint64(56)).view(np.int64), mode="clip")
+        limit = self._shard_blocks.take(members_of(locations).view(np.int64), mode="clip")
         start -= limit * shard
         good &= (start >= 0) & (start + sizes <= limit)
         if good.all() and np.count_nonzero(sizes) == pieces.sum(dtype=np.int64) and pieces.all():
@@ -166,10 +167,3 @@ class Judge:
 def _starts_with(words: U64, prefix: Sequence[U64] | U64) -> Flags:
     flags: Flags = (words[:, 0] == prefix[0]) & (words[:, 1] == prefix[1])
     return flags
-
-
-def piece_blocks(locations: U64) -> I64:
-    """Blocks of each piece; 0 where an entry has no more pieces."""
-    blocks = locations >> np.uint64(40)
-    blocks &= np.uint64(0xFFFF)
-    return blocks.view(np.int64)

@@ -1,17 +1,13 @@
-"""Volumes: find a volume's members by their labels, and format new ones."""
+"""A volume of its members, found by their labels."""
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from fx100_lmcache.buffers import aligned_buffer
 from fx100_lmcache.errors import (
     DuplicateMemberError,
-    ForeignDataError,
     InterruptedFormatError,
     MemberSizeError,
     MissingMemberError,
@@ -25,22 +21,6 @@ from fx100_lmcache.errors import (
 from fx100_lmcache.members.base import Member
 from fx100_lmcache.ondisk.geometry import LABEL_BYTES, Geometry, label_copy_offset
 from fx100_lmcache.ondisk.label import Label, is_label, unpack_label
-
-_CHECKED_BYTES = 1024 * 1024  # at each end of a device, before it is formatted
-
-# (offset, bytes, what it is): signatures named to the operator who is about to lose the data
-_SIGNATURES = (
-    (0x438, b"\x53\xef", "an ext2/3/4 file system"),
-    (0, b"XFSB", "an XFS file system"),
-    (0x10040, b"_BHRfS_M", "a btrfs file system"),
-    (512, b"EFI PART", "a GPT partition table"),
-    (4096, b"EFI PART", "a GPT partition table"),
-    (512, b"LABELONE", "an LVM physical volume"),
-    (0x1000, b"\xfc\x4e\x2b\xa9", "a Linux md member"),
-    (0, b"LUKS\xba\xbe", "a LUKS container"),
-    (4086, b"SWAPSPACE2", "swap space"),
-    (510, b"\x55\xaa", "an MBR partition table or boot sector"),
-)
 
 
 @dataclass(frozen=True)
@@ -105,14 +85,18 @@ def read_label(member: Member) -> tuple[Label, bool]:
         if is_label(front_block) or is_label(back_block):
             flaw = front_flaw if is_label(front_block) else back_flaw
             raise VolumeError(
-                f"{member.name}: both label copies are damaged ({flaw}); format it again"
+                f"{member.name}: both label copies are damaged ({flaw})",
+                remedy="for a new, empty volume: fx100 format CONFIG",
             )
-        raise NotFormattedError(f"{member.name} is not formatted; run `fx100 format CONFIG`")
+        raise NotFormattedError(
+            f"{member.name} is not formatted",
+            remedy="check that it is the right device; for an empty volume: fx100 format CONFIG",
+        )
     other = back_block if front else front_block
     if (front and back) or not any(other):
         raise InterruptedFormatError(
-            f"{member.name}: a format did not finish (its label copies disagree); "
-            "run `fx100 format CONFIG` again"
+            f"{member.name}: a format did not finish (its label copies disagree)",
+            remedy="fx100 format CONFIG",
         )
     _size_in(member, only)
     return only, True
@@ -123,8 +107,8 @@ def _size_in(member: Member, label: Label) -> int:
     size = label.geometry.members[label.index].size_bytes
     if member.size_bytes < size:
         raise MemberSizeError(
-            f"{member.name} shrank: formatted with {size} bytes, it now has "
-            f"{member.size_bytes}. Restore its size, or format the volume again"
+            f"{member.name} shrank: formatted with {size} bytes, it now has {member.size_bytes}",
+            remedy="give the device its size back; or, for an empty volume: fx100 format CONFIG",
         )
     return size
 
@@ -137,7 +121,9 @@ def _try_label(member: Member, block: bytes) -> tuple[Label | None, str]:
         return None, str(problem)
     except UnsupportedVersionError as problem:
         raise UnsupportedVersionError(
-            f"{member.name}: {problem}. Install the newer package that formatted it"
+            f"{member.name}: {problem.what}",
+            remedy="install the newer package that formatted it: pip install --upgrade "
+            "fx100-lmcache",
         ) from problem
 
 
@@ -160,12 +146,14 @@ def assemble(members: Sequence[Member]) -> Volume:
         if label.index in found:
             raise DuplicateMemberError(
                 f"{member.name} and {found[label.index][0].name} are the same member "
-                f"({label.index}) of the volume; give each member once"
+                f"({label.index}) of the volume",
+                remedy="list each member once in `volume.members`",
             )
         if member.logical_block_bytes > label.geometry.io_align_bytes:
             raise SectorSizeError(
                 f"{member.name} has logical blocks of {member.logical_block_bytes} bytes, but the "
-                f"volume was formatted for {label.geometry.io_align_bytes}; format it again"
+                f"volume was formatted for {label.geometry.io_align_bytes}",
+                remedy="for a new, empty volume with larger units: fx100 format CONFIG",
             )
         found[label.index] = (member, label)
     label = next(iter(found.values()))[1]
@@ -173,7 +161,9 @@ def assemble(members: Sequence[Member]) -> Volume:
     if missing:
         raise MissingMemberError(
             f"volume {label.volume}: {len(found)} of {len(label.geometry.members)} members found; "
-            f"missing in stripe order: {missing}. Connect them and list them in `volume.members`"
+            f"missing in stripe order: {missing}",
+            remedy="connect them (`nvme list` shows what is there) and list them in "
+            "`volume.members`",
         )
     ordered = tuple(found[i][0] for i in range(len(found)))
     return Volume(found[0][1], ordered, tuple(damaged))
@@ -183,103 +173,7 @@ def _check_same_volume(one: tuple[Member, Label], other: tuple[Member, Label]) -
     if one[1].volume != other[1].volume or one[1].geometry != other[1].geometry:
         raise WrongVolumeError(
             f"{other[0].name} belongs to volume {other[1].volume}, {one[0].name} to volume "
-            f"{one[1].volume}; list only members of one volume in `volume.members`"
+            f"{one[1].volume}",
+            remedy="list only members of one volume in `volume.members`, or make a new one of "
+            "these: fx100 format CONFIG",
         )
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What a format would destroy.
-
-    Attributes
-    ----------
-    kind : {"nothing", "volume", "foreign"}
-        Both ends zero; a volume of ours; anything else.
-    what : str
-        In words; empty for nothing.
-    """
-
-    kind: Literal["nothing", "volume", "foreign"]
-    what: str = ""
-
-
-def contents_of(member: Member) -> Contents:
-    """Look at a member's first and last MiB, and say what it holds."""
-    size = min(_CHECKED_BYTES, member.size_bytes // LABEL_BYTES * LABEL_BYTES)
-    if not size:
-        return Contents("nothing")
-    front = read_at(member, 0, size)
-    back = read_at(member, label_copy_offset(member.size_bytes) + LABEL_BYTES - size, size)
-    ours = [block for block in (front[:LABEL_BYTES], back[-LABEL_BYTES:]) if is_label(block)]
-    for block in ours:
-        try:
-            label = unpack_label(block)
-        except UnsupportedVersionError as problem:
-            return Contents("foreign", f"a volume of a newer format ({problem})")
-        except RecordError:
-            continue
-        made = time.strftime("%Y-%m-%d", time.gmtime(label.created_unix_s))
-        return Contents("volume", f"member {label.index} of volume {label.volume}, made {made}")
-    if ours:
-        return Contents("volume", "a damaged label of ours")
-    if not any(front) and not any(back):
-        return Contents("nothing")
-    known = (name for at, mark, name in _SIGNATURES if front[at : at + len(mark)] == mark)
-    return Contents("foreign", next(known, "data of an unknown kind"))
-
-
-def check_formattable(member: Member, *, force: bool = False) -> None:
-    """Refuse a device whose ends hold data that is not ours.
-
-    Raises
-    ------
-    ForeignDataError
-        Naming what was recognised.
-    """
-    if not force:
-        refuse_foreign(member.name, contents_of(member))
-
-
-def refuse_foreign(name: str, contents: Contents) -> None:
-    """Raise ForeignDataError if a member holds what is not ours."""
-    if contents.kind == "foreign":
-        raise ForeignDataError(
-            f"{name} holds {contents.what}; nothing was written. If it may be destroyed, wipe it "
-            "(`wipefs -a`, `blkdiscard`) or use --force"
-        )
-
-
-def format_volume(
-    members: Sequence[Member], geometry: Geometry, *, unix_s: int, volume: uuid.UUID | None = None
-) -> Volume:
-    """Write a new volume over the members; call :func:`check_formattable` first.
-
-    The new label goes to the end first, then the old one and the claims go, then the new label
-    comes to the front, with a flush after each: wherever that is interrupted, the two copies
-    disagree, and one of them shows that the member is ours and may be formatted again. Inode
-    tables need no erasing: inodes of another volume do not count.
-    """
-    name = volume or uuid.uuid4()
-    labels = [Label(name, index, unix_s, geometry) for index in range(len(members))]
-    for index, member in enumerate(members):
-        _write(member, geometry.label_copy_offset(index), labels[index].pack())
-    _flush(members)
-    for member in members:
-        _write(member, 0, bytes(geometry.table_offset))  # the label and the claims
-    _flush(members)
-    for index, member in enumerate(members):
-        _write(member, 0, labels[index].pack())
-    _flush(members)
-    return Volume(labels[0], tuple(members))
-
-
-def _write(member: Member, offset: int, data: bytes) -> None:
-    with aligned_buffer(len(data)) as view:
-        view[:] = data
-        if member.write_from(offset, view) != len(data):
-            raise OSError(f"{member.name}: short write at {offset}")
-
-
-def _flush(members: Sequence[Member]) -> None:
-    for member in members:
-        member.flush()

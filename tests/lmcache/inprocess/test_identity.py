@@ -1,8 +1,12 @@
 """What makes a chunk another chunk."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
+from fx100_lmcache.lmcache.plugin import FX100StoragePlugin
 from support.inprocess import (
     CHUNK_TOKENS,
     LAYERS,
@@ -18,13 +22,13 @@ from support.inprocess import (
 )
 
 
-def test_b18_digests_do_not_depend_on_the_process(plugin):
+def test_digests_do_not_depend_on_the_process(plugin: FX100StoragePlugin) -> None:
     digest = plugin._keys.digest(key(-5, request_configs={"lmcache.tag.user": "a"}))
     assert digest[16:] == (-5).to_bytes(16, "little", signed=True).ljust(32, b"\0")
     assert digest == plugin._keys.digest(key(-5, request_configs={"lmcache.tag.user": "a"}))
 
 
-def test_every_field_of_a_key_is_part_of_the_name(plugin):
+def test_every_field_of_a_key_is_part_of_the_name(plugin: FX100StoragePlugin) -> None:
     variants = [
         key(1),
         key(-1),
@@ -42,7 +46,7 @@ def test_every_field_of_a_key_is_part_of_the_name(plugin):
     assert len(set(plugin._keys.digests(variants))) == len(variants)
 
 
-def test_keys_that_cannot_be_named_are_never_stored(plugin):
+def test_keys_that_cannot_be_named_are_never_stored(plugin: FX100StoragePlugin) -> None:
     odd = [
         key(2**200),
         key(0, chunk_hash=b"bytes"),
@@ -56,7 +60,7 @@ def test_keys_that_cannot_be_named_are_never_stored(plugin):
     assert len(plugin._store) == 0
 
 
-def put_one(plugin, one):
+def put_one(plugin: FX100StoragePlugin, one: Any) -> None:
     obj = new_obj(plugin.local_cpu_backend, "odd")
     plugin.batched_submit_put_task([one], [obj])
     obj.ref_count_down()
@@ -71,7 +75,9 @@ def put_one(plugin, one):
         {"chunk_size": 32},
     ],
 )
-def test_another_layout_of_equal_size_is_not_found(config, changed, caplog):
+def test_another_layout_of_equal_size_is_not_found(
+    config: Path, changed: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     with plugin_on(config) as plugin:
         put(plugin, keys(3))
     with plugin_on(config, metadata(**changed)) as plugin:
@@ -81,16 +87,20 @@ def test_another_layout_of_equal_size_is_not_found(config, changed, caplog):
     assert f"{name} (there: " in line
 
 
-def test_another_namespace_is_not_found_and_start_up_says_so(config, caplog):
+def test_another_namespace_is_not_found_and_start_up_says_so(
+    config: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with plugin_on(config) as plugin:
         put(plugin, keys(3))
-    rewrite_config(config, identity={"namespaces": {MODEL: "r2"}})
+    rewrite_config(config, identity={"model_tags": {MODEL: "r2"}})
     with plugin_on(config) as plugin:
         assert plugin.batched_contains(keys(3)) == 0
-    assert "namespace (there: 'r1', now: 'r2')" in caplog.text
+    assert "model_tag (there: 'r1', now: 'r2')" in caplog.text
 
 
-def test_what_is_of_use_is_not_complained_about(config, caplog):
+def test_what_is_of_use_is_not_complained_about(
+    config: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with plugin_on(config) as plugin:
         put(plugin, keys(3))
     with plugin_on(config):
@@ -98,13 +108,15 @@ def test_what_is_of_use_is_not_complained_about(config, caplog):
     assert "cannot be used" not in caplog.text
 
 
-def test_a_model_without_a_tag_is_warned_of_or_refused(config, caplog):
-    rewrite_config(config, identity={"namespaces": {}})
+def test_a_model_without_a_tag_is_warned_of_or_refused(
+    config: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rewrite_config(config, identity={"model_tags": {}})
     with plugin_on(config) as plugin:
         put(plugin, [key(0)])
         assert plugin.contains(key(0))
-    assert "has no tag in identity.namespaces" in caplog.text
-    rewrite_config(config, identity={"require_namespace": True})
+    assert "has no tag in identity.model_tags" in caplog.text
+    rewrite_config(config, identity={"require_model_tag": True})
     with plugin_on(config) as plugin:
         put(plugin, [key(1)])
         assert not plugin.contains(key(1))

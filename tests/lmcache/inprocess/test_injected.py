@@ -4,7 +4,8 @@ import asyncio
 import gc
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,7 +83,7 @@ PLACES: dict[str, Into] = {
 
 
 @pytest.fixture
-def config(tmp_path, monkeypatch):
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A configuration whose volume is in memory, with short deadlines."""
     path = write_config(tmp_path, deadlines=SHORT)
     stand_in_for_mount(monkeypatch, mount_on(wild_members(2, 8 << 20)))
@@ -91,7 +92,7 @@ def config(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def _no_log():
+def _no_log() -> Iterator[Any]:
     """A traceback that is kept keeps what it has seen."""
     logging.disable(logging.CRITICAL)
     yield
@@ -175,7 +176,9 @@ def nothing_is_taken(plugin: Any) -> bool:
     ("place", "after"), [*((n, False) for n in PLACES), *((n, True) for n in AFTER)]
 )
 @pytest.mark.usefixtures("_no_log")
-def test_nothing_is_raised_and_nothing_stays_whichever_call_fails(config, place, after):
+def test_nothing_is_raised_and_nothing_stays_whichever_call_fails(
+    config: Path, place: Any, after: Any
+) -> None:
     with plugin_on(config) as plugin:
         core = plugin._store._core
 
@@ -198,10 +201,12 @@ def test_nothing_is_raised_and_nothing_stays_whichever_call_fails(config, place,
         free(found)
 
 
-def test_a_load_of_which_a_part_failed_keeps_what_is_out(config, monkeypatch):
+def test_a_load_of_which_a_part_failed_keeps_what_is_out(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernel may still write to the memory of the part that is out."""
     with plugin_on(config, max_local_cpu_size=64 / 1024) as plugin:
-        members = plugin._opened.mounted.volume.members
+        members: Any = plugin._opened.mounted.volume.members  # gated, by the configuration
         wanted = [one.split_layers(LAYERS)[0] for one in keys(100)]
         put(plugin, wanted, **LAYER)
         engine = plugin._opened.mounted.engine
@@ -223,11 +228,13 @@ def test_a_load_of_which_a_part_failed_keeps_what_is_out(config, monkeypatch):
         wait_until(lambda: pool_bytes(plugin.local_cpu_backend) == 0)
 
 
-def test_an_abandoned_load_whose_loop_is_gone_gives_its_memory_back_once(config, monkeypatch):
+def test_an_abandoned_load_whose_loop_is_gone_gives_its_memory_back_once(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given_back: list[Any] = []
     with plugin_on(config) as plugin:
         put(plugin, keys(4))
-        members = plugin._opened.mounted.volume.members
+        members: Any = plugin._opened.mounted.volume.members  # gated, by the configuration
         for member in members:
             member.gate.clear()
         monkeypatch.setattr(
@@ -248,7 +255,7 @@ def test_an_abandoned_load_whose_loop_is_gone_gives_its_memory_back_once(config,
     assert len(given_back) == len(set(given_back)) == 4
 
 
-def test_a_defect_is_a_problem_in_the_status(config, monkeypatch):
+def test_a_defect_is_a_problem_in_the_status(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with plugin_on(config) as plugin:
         assert plugin.report_status()["healthy"]
         monkeypatch.setattr(plugin._store, "lookup", Injection(1).around(plugin._store.lookup))
@@ -260,7 +267,9 @@ def test_a_defect_is_a_problem_in_the_status(config, monkeypatch):
         assert plugin.report_status()["plugin_counts"]["call_errors"] == 1
 
 
-def test_a_constructor_that_fails_anywhere_leaves_the_shard_free(config, monkeypatch):
+def test_a_constructor_that_fails_anywhere_leaves_the_shard_free(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fx100_lmcache.lmcache import events, plugin
     from fx100_lmcache.lmcache.inprocess import registry as inprocess_registry
 
@@ -268,7 +277,7 @@ def test_a_constructor_that_fails_anywhere_leaves_the_shard_free(config, monkeyp
         with monkeypatch.context() as patch:
             injection.into(patch, events.EventThread, "start")
             injection.into(patch, inprocess_registry, "PutQueue", "Loads")
-            injection.into(patch, plugin, "KeyNamer", "LayeredChunks", "Step")
+            injection.into(patch, plugin, "KeyNamer", "LayeredChunks", "ForwardPass")
             if injection.fail_at:
                 with pytest.raises(InjectedError), plugin_on(config):
                     pass

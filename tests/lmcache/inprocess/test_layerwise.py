@@ -1,6 +1,8 @@
 """`use_layerwise`: LMCache looks at no result of a layer, so what is wrong is told to vLLM."""
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import pytest
 from lmcache.v1.memory_management import MemoryFormat
@@ -35,20 +37,20 @@ LAYER = {"shape": LAYER_SHAPE, "fmt": MemoryFormat.KV_T2D}
 
 
 @pytest.fixture
-def members(monkeypatch):
+def members(monkeypatch: pytest.MonkeyPatch) -> Any:
     members = wild_members(2, 16 << 20)
     stand_in_for_mount(monkeypatch, mount_on(members))
     return members
 
 
 @pytest.fixture
-def vllm(monkeypatch):
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
     vllm = Vllm()
     vllm.install(monkeypatch)
     return vllm
 
 
-def store(worker, tokens):
+def store(worker: Any, tokens: Any) -> None:
     worker.store(tokens)
     settle(worker.plugin)
 
@@ -57,7 +59,9 @@ def store(worker, tokens):
 
 
 @pytest.mark.parametrize("layer", range(LAYERS))
-def test_vllm_is_told_to_use_nothing_of_a_session_with_a_bad_layer(tmp_path, members, vllm, layer):
+def test_vllm_is_told_to_use_nothing_of_a_session_with_a_bad_layer(
+    tmp_path: Path, members: Any, vllm: Any, layer: Any
+) -> None:
     with served(write_config(tmp_path), **LAYERWISE) as worker:
         store(worker, SESSION)
         flip_bit(worker.plugin, members, worker.chunk_keys(SESSION)[56].split_layers(LAYERS)[layer])
@@ -86,9 +90,11 @@ def test_vllm_is_told_to_use_nothing_of_a_session_with_a_bad_layer(tmp_path, mem
         assert pool_bytes(worker.manager.local_cpu_backend) == 0
 
 
-def test_without_vllm_the_engine_stops_instead_of_going_on_with_wrong_kv(tmp_path, members, caplog):
+def test_without_vllm_the_engine_stops_instead_of_going_on_with_wrong_kv(
+    tmp_path: Path, members: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     with served(write_config(tmp_path), **LAYERWISE) as worker:
-        assert "Set use_layerwise: false" in caplog.text
+        assert "set use_layerwise: false" in caplog.text
         store(worker, SESSION)
         flip_bit(worker.plugin, members, worker.chunk_keys(SESSION)[56].split_layers(LAYERS)[2])
         request, promised = worker.lookup(SESSION)
@@ -96,13 +102,17 @@ def test_without_vllm_the_engine_stops_instead_of_going_on_with_wrong_kv(tmp_pat
             worker.retrieve(request, SESSION, promised)
 
 
-def test_with_vllm_nobody_is_warned_of_layers(tmp_path, vllm, caplog):
+def test_with_vllm_nobody_is_warned_of_layers(
+    tmp_path: Path, vllm: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     with plugin_on(write_config(tmp_path), **LAYERWISE):
         pass
     assert "use_layerwise" not in caplog.text
 
 
-def test_a_plugin_that_is_closed_has_promised_all_the_same(tmp_path, members, vllm):
+def test_a_plugin_that_is_closed_has_promised_all_the_same(
+    tmp_path: Path, members: Any, vllm: Any
+) -> None:
     with served(write_config(tmp_path), **LAYERWISE) as worker:
         store(worker, SESSION)
         promised = worker.lookup(SESSION)[1]
@@ -115,7 +125,9 @@ def test_a_plugin_that_is_closed_has_promised_all_the_same(tmp_path, members, vl
 
 
 @pytest.mark.parametrize("first", [0, 56])
-def test_what_is_gone_after_the_promise_is_told_too(tmp_path, members, vllm, first):
+def test_what_is_gone_after_the_promise_is_told_too(
+    tmp_path: Path, members: Any, vllm: Any, first: int
+) -> None:
     with served(write_config(tmp_path), **LAYERWISE) as worker:
         store(worker, SESSION)
         request, promised = worker.lookup(SESSION)
@@ -132,7 +144,9 @@ def test_what_is_gone_after_the_promise_is_told_too(tmp_path, members, vllm, fir
 
 
 @pytest.mark.parametrize("mode", [{}, LAYERWISE])
-def test_what_a_pass_computes_without_its_context_is_not_stored(tmp_path, members, vllm, mode):
+def test_what_a_pass_computes_without_its_context_is_not_stored(
+    tmp_path: Path, members: Any, vllm: Any, mode: Any
+) -> None:
     with served(write_config(tmp_path), **mode) as worker:
         store(worker, SESSION)
         bad = worker.chunk_keys(SESSION)[56]
@@ -152,7 +166,7 @@ def test_what_a_pass_computes_without_its_context_is_not_stored(tmp_path, member
 # ----- chunks of which layers are missing
 
 
-def test_a_chunk_without_one_of_its_layers_is_not_there(tmp_path):
+def test_a_chunk_without_one_of_its_layers_is_not_there(tmp_path: Path) -> None:
     layers = key(7).split_layers(LAYERS)
     with plugin_on(write_config(tmp_path), **LAYERWISE) as plugin:
         put(plugin, layers, **LAYER)
@@ -166,7 +180,7 @@ def test_a_chunk_without_one_of_its_layers_is_not_there(tmp_path):
         assert plugin.batched_contains(layers[:2]) == 2  # no chunk: the ordinary rule
 
 
-def test_a_promise_stands_until_its_last_request_unpins(tmp_path):
+def test_a_promise_stands_until_its_last_request_unpins(tmp_path: Path) -> None:
     layers = key(7).split_layers(LAYERS)
     with plugin_on(write_config(tmp_path), **LAYERWISE) as plugin:
         put(plugin, layers, **LAYER)
@@ -183,7 +197,7 @@ def test_a_promise_stands_until_its_last_request_unpins(tmp_path):
         plugin.unpin(layers[0])
 
 
-def test_promises_of_cancelled_requests_do_not_pile_up():
+def test_promises_of_cancelled_requests_do_not_pile_up() -> None:
     promises = Promises(limit=3)
     for number in range(5):
         promises.make(bytes([number]))
@@ -193,7 +207,7 @@ def test_promises_of_cancelled_requests_do_not_pile_up():
     assert promises.stands(bytes([2]))
 
 
-def test_objects_of_whole_chunks_are_loaded_as_ever(tmp_path):
+def test_objects_of_whole_chunks_are_loaded_as_ever(tmp_path: Path) -> None:
     with plugin_on(write_config(tmp_path), **LAYERWISE) as plugin:
         obj = new_obj(plugin.local_cpu_backend, 1)
         plugin.batched_submit_put_task([key(1)], [obj])

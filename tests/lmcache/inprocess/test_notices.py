@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ import os, signal, sys
 from pathlib import Path
 from fx100_lmcache.lmcache.inprocess.notices import Notices
 notices = Notices(Path(sys.argv[1]))
-notices.tell(["from another process"])
+notices.publish(["from another process"])
 print("told", flush=True)
 sys.stdin.read()
 os.kill(os.getpid(), signal.SIGKILL)
@@ -30,26 +31,26 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture
-def path(tmp_path):
+def path(tmp_path: Path) -> Any:
     return tmp_path / "notices"
 
 
-def test_every_rank_hears_of_what_one_tells(path):
+def test_every_rank_hears_of_what_one_tells(path: Any) -> None:
     ranks = [Notices(path) for _ in range(3)]
     assert not any(rank.names(["a", "b"]) for rank in ranks)
-    ranks[1].tell(["a", "x"])
+    ranks[1].publish(["a", "x"])
     assert all(rank.names(["b", "a"]) for rank in ranks)
     assert not any(rank.names(["b", "c"]) for rank in ranks)
-    ranks[2].tell(["b"])
+    ranks[2].publish(["b"])
     assert all(rank.names(["b"]) for rank in ranks)
     assert not any(rank.names([]) for rank in ranks)
     for rank in ranks:
         rank.close()
 
 
-def test_the_last_one_removes_the_file(path):
+def test_the_last_one_removes_the_file(path: Any) -> None:
     first, second = Notices(path), Notices(path)
-    first.tell(["a"])
+    first.publish(["a"])
     first.close()
     first.close()
     assert path.exists()
@@ -58,19 +59,19 @@ def test_the_last_one_removes_the_file(path):
     assert not path.exists()
 
 
-def test_nothing_is_said_or_heard_after_close(path):
+def test_nothing_is_said_or_heard_after_close(path: Any) -> None:
     notices = Notices(path)
     notices.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
-        notices.tell(["a"])
+        notices.publish(["a"])
     with pytest.raises(OSError, match="Bad file descriptor"):
         notices.names(["a"])
 
 
-def test_the_file_stays_small_and_the_newest_notices_are_in_it(path):
+def test_the_file_stays_small_and_the_newest_notices_are_in_it(path: Any) -> None:
     one, other = Notices(path), Notices(path)
     for number in range(3 * LIMIT_BYTES // NOTICE_BYTES):
-        one.tell([f"request-{number}"])
+        one.publish([f"request-{number}"])
         assert path.stat().st_size <= LIMIT_BYTES
         if number % 1000 == 0:
             assert other.names([f"request-{number}"])
@@ -79,7 +80,7 @@ def test_the_file_stays_small_and_the_newest_notices_are_in_it(path):
     other.close()
 
 
-def test_processes_share_and_what_a_killed_engine_left_is_forgotten(path):
+def test_processes_share_and_what_a_killed_engine_left_is_forgotten(path: Any) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", OTHER_PROCESS, path],
         stdin=subprocess.PIPE,
@@ -99,20 +100,23 @@ def test_processes_share_and_what_a_killed_engine_left_is_forgotten(path):
     assert not path.exists()
 
 
-def test_a_file_that_is_unlinked_meanwhile_is_made_again(path, monkeypatch):
+def test_a_file_that_is_unlinked_meanwhile_is_made_again(
+    path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = Notices._is_named
-    unlinked = []
+    unlinked: list[bool] = []
 
-    def unlink_once(self):
+    def unlink_once(self: Notices) -> bool:
         if not unlinked:
-            unlinked.append(path.unlink())
+            path.unlink()
+            unlinked.append(True)
         return original(self)
 
     monkeypatch.setattr(Notices, "_is_named", unlink_once)
     before = descriptors()
     one = Notices(path)
     other = Notices(path)
-    one.tell(["a"])
+    one.publish(["a"])
     assert other.names(["a"])
     one.close()
     other.close()
@@ -126,32 +130,32 @@ VICTIM = "what somebody else wrote"
 OPEN = Path("/proc/self/fd")
 
 
-def symbolic_link(path, victim):
+def symbolic_link(path: Any, victim: Any) -> None:
     path.symlink_to(victim)
 
 
-def dangling_link(path, victim):
+def dangling_link(path: Any, victim: Any) -> None:
     path.symlink_to(victim.with_name("nothing"))
 
 
-def hard_link(path, victim):
+def hard_link(path: Any, victim: Any) -> None:
     path.hardlink_to(victim)
 
 
-def pipe(path, _):
+def pipe(path: Any, _: Any) -> None:
     os.mkfifo(path)
 
 
-def directory(path, _):
+def directory(path: Any, _: Any) -> None:
     path.mkdir()
 
 
-def file_that_all_may_write(path, _):
+def file_that_all_may_write(path: Any, _: Any) -> None:
     path.touch()
     path.chmod(0o666)
 
 
-def file_of_somebody_else(path, _):
+def file_of_somebody_else(path: Any, _: Any) -> None:
     if os.geteuid():
         pytest.skip("needs root, to give a file away")
     path.touch(0o600)
@@ -170,7 +174,7 @@ LEAVINGS = [
 
 
 @pytest.fixture
-def victim(tmp_path):
+def victim(tmp_path: Path) -> Any:
     victim = tmp_path / "victim"
     victim.write_text(VICTIM)
     victim.chmod(0o600)
@@ -178,7 +182,9 @@ def victim(tmp_path):
 
 
 @pytest.mark.parametrize("leave", LEAVINGS)
-def test_what_is_not_ours_alone_is_neither_read_nor_written(path, victim, leave):
+def test_what_is_not_ours_alone_is_neither_read_nor_written(
+    path: Any, victim: Any, leave: Any
+) -> None:
     leave(path, victim)
     before = set(OPEN.iterdir())
     with pytest.raises(OSError, match=str(path)):
@@ -189,12 +195,14 @@ def test_what_is_not_ours_alone_is_neither_read_nor_written(path, victim, leave)
 
 
 @pytest.mark.parametrize("leave", LEAVINGS)
-def test_all_ranks_take_the_next_name_and_say_so_once(tmp_path, victim, leave, caplog):
+def test_all_ranks_take_the_next_name_and_say_so_once(
+    tmp_path: Path, victim: Any, leave: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     leave(tmp_path / "n", victim)
     leave(tmp_path / "n.1", victim)
     ranks = [open_notices(tmp_path, "n") for _ in range(2)]
     assert [len(caplog.records), caplog.text.count("n.2")] == [2, 2], "one line for each process"
-    ranks[0].tell(["a"])
+    ranks[0].publish(["a"])
     assert ranks[1].names(["a"])
     for rank in ranks:
         rank.close()
@@ -202,7 +210,9 @@ def test_all_ranks_take_the_next_name_and_say_so_once(tmp_path, victim, leave, c
     assert sorted(p.name for p in tmp_path.iterdir()) == ["n", "n.1", "victim"]
 
 
-def test_a_plugin_opens_whatever_others_have_left(tmp_path, victim, monkeypatch, caplog):
+def test_a_plugin_opens_whatever_others_have_left(
+    tmp_path: Path, victim: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = tmp_path / "shared"
     folder.mkdir()
     monkeypatch.setattr(inprocess_registry, "FOLDER", folder)
@@ -213,7 +223,7 @@ def test_a_plugin_opens_whatever_others_have_left(tmp_path, victim, monkeypatch,
     with plugin_on(path, told) as plugin:
         notices = plugin._opened.notices
         assert notices is not None
-        notices.tell(["a"])
+        notices.publish(["a"])
         assert notices.names(["a"])
     for number in range(1, NAMES):
         (folder / f"{name}.{number}").symlink_to(victim)
@@ -226,15 +236,17 @@ def test_a_plugin_opens_whatever_others_have_left(tmp_path, victim, monkeypatch,
     assert victim.read_text() == VICTIM
 
 
-def test_a_notice_for_which_there_is_no_room_spoils_no_other(path, monkeypatch):
+def test_a_notice_for_which_there_is_no_room_spoils_no_other(
+    path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, other = Notices(path), Notices(path)
-    one.tell(["a"])
+    one.publish(["a"])
     with monkeypatch.context() as patch:
         write = os.write
         patch.setattr(os, "write", lambda fd, data: write(fd, data[:5]))
         with pytest.raises(OSError, match="no memory for a notice"):
-            one.tell(["b"])
-    one.tell(["c"])
+            one.publish(["b"])
+    one.publish(["c"])
     assert other.names(["c"])
     one.close()
     other.close()

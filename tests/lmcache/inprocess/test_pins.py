@@ -2,9 +2,12 @@
 
 import asyncio
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fx100_lmcache.lmcache.plugin import FX100StoragePlugin
 from support.inprocess import (
     CHUNK_TOKENS,
     counts,
@@ -23,7 +26,7 @@ from support.inprocess import (
 # ----- lookups and pins
 
 
-def test_lookups_find_the_prefix_and_pin_only_that(plugin):
+def test_lookups_find_the_prefix_and_pin_only_that(plugin: FX100StoragePlugin) -> None:
     put(plugin, [key(0), key(1), key(3)])
     assert plugin.batched_contains(keys(4), pin=True) == 2
     assert pins(plugin) == 2
@@ -33,7 +36,7 @@ def test_lookups_find_the_prefix_and_pin_only_that(plugin):
     assert pins(plugin) == 0
 
 
-def test_pins_are_counted_and_unknown_ones_are_refused(plugin):
+def test_pins_are_counted_and_unknown_ones_are_refused(plugin: FX100StoragePlugin) -> None:
     put(plugin, [key(0)])
     assert plugin.pin(key(0))
     assert plugin.contains(key(0), pin=True)
@@ -42,10 +45,12 @@ def test_pins_are_counted_and_unknown_ones_are_refused(plugin):
     assert plugin.unpin(key(9)) is False
 
 
-def test_b49_pins_of_an_asynchronous_lookup_end_with_its_load_and_only_once(plugin):
+def test_pins_of_an_asynchronous_lookup_end_with_its_load_and_only_once(
+    plugin: FX100StoragePlugin,
+) -> None:
     put(plugin, keys(3))
 
-    async def load():
+    async def load() -> Any:
         assert await plugin.batched_async_contains("request", keys(4), pin=True) == 3
         assert pins(plugin) == 3
         return await plugin.batched_get_non_blocking("request", keys(3))
@@ -58,10 +63,10 @@ def test_b49_pins_of_an_asynchronous_lookup_end_with_its_load_and_only_once(plug
     plugin.unpin(key(0))
 
 
-def test_b49_a_load_that_is_cancelled_frees_its_memory_and_pins(plugin):
+def test_a_load_that_is_cancelled_frees_its_memory_and_pins(plugin: FX100StoragePlugin) -> None:
     put(plugin, keys(3))
 
-    async def cancelled():
+    async def cancelled() -> None:
         await plugin.batched_async_contains("request", keys(3), pin=True)
         task = asyncio.create_task(plugin.batched_get_non_blocking("request", keys(3)))
         await asyncio.sleep(0)
@@ -74,7 +79,7 @@ def test_b49_a_load_that_is_cancelled_frees_its_memory_and_pins(plugin):
     assert pins(plugin) == 0
 
 
-def test_b51_what_a_lookup_promised_survives_eviction_until_it_is_unpinned(tmp_path):
+def test_what_a_lookup_promised_survives_eviction_until_it_is_unpinned(tmp_path: Path) -> None:
     with plugin_on(write_config(tmp_path, members=1, size="2MiB")) as plugin:
         promised = keys(10)
         put(plugin, promised)
@@ -92,7 +97,7 @@ def test_b51_what_a_lookup_promised_survives_eviction_until_it_is_unpinned(tmp_p
         assert plugin.batched_contains(promised) == 0
 
 
-def test_pins_that_nobody_gives_back_end_by_themselves(tmp_path):
+def test_pins_that_nobody_gives_back_end_by_themselves(tmp_path: Path) -> None:
     config = write_config(tmp_path, members=1, size="2MiB", deadlines={"pin_ttl": "1s"})
     with plugin_on(config) as plugin:
         put(plugin, keys(4))
@@ -103,7 +108,7 @@ def test_pins_that_nobody_gives_back_end_by_themselves(tmp_path):
         assert plugin.batched_contains(keys(4)) == 0
 
 
-def test_the_tail_of_a_session_is_evicted_before_its_prefix(tmp_path):
+def test_the_tail_of_a_session_is_evicted_before_its_prefix(tmp_path: Path) -> None:
     with plugin_on(write_config(tmp_path, members=1, size="2MiB")) as plugin:
         session = keys(20)
         put(plugin, session)
@@ -122,7 +127,7 @@ def test_the_tail_of_a_session_is_evicted_before_its_prefix(tmp_path):
 # ----- removing
 
 
-def test_remove_and_clear_return_what_lmcache_adds_up(plugin):
+def test_remove_and_clear_return_what_lmcache_adds_up(plugin: FX100StoragePlugin) -> None:
     put(plugin, keys(6))
     assert plugin.remove(key(0)) is True
     assert plugin.remove(key(0)) is False
@@ -134,7 +139,7 @@ def test_remove_and_clear_return_what_lmcache_adds_up(plugin):
     assert plugin.batched_contains(keys(6, 3)) == 0
 
 
-def test_a_forced_remove_drops_pins_and_another_respects_them(plugin):
+def test_a_forced_remove_drops_pins_and_another_respects_them(plugin: FX100StoragePlugin) -> None:
     put(plugin, [key(0)])
     plugin.pin(key(0))
     assert plugin.remove(key(0), force=False) is False

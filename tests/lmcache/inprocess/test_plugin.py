@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from lmcache.v1.memory_management import BytesBufferMemoryObj, MemoryFormat
 
 from fx100_lmcache.lmcache.inprocess.forward_pass import LayerLoadError
 from fx100_lmcache.lmcache.inprocess.puts import SecondTouch
+from fx100_lmcache.lmcache.plugin import FX100StoragePlugin
 from support.inprocess import (
     CHUNK_BYTES,
     CHUNK_TOKENS,
@@ -34,7 +37,7 @@ from support.inprocess import (
 # ----- reading and writing
 
 
-def test_what_was_put_comes_back_with_one_reference(plugin):
+def test_what_was_put_comes_back_with_one_reference(plugin: FX100StoragePlugin) -> None:
     wanted = keys(3)
     put(plugin, wanted)
     found = plugin.batched_get_blocking(wanted)
@@ -47,7 +50,9 @@ def test_what_was_put_comes_back_with_one_reference(plugin):
     assert pool_bytes(plugin.local_cpu_backend) == 0
 
 
-def test_a_list_of_the_same_length_with_none_for_what_is_missing(plugin):
+def test_a_list_of_the_same_length_with_none_for_what_is_missing(
+    plugin: FX100StoragePlugin,
+) -> None:
     put(plugin, [key(0), key(2)])
     found = plugin.batched_get_blocking(keys(3))
     assert [obj is None for obj in found] == [False, True, False]
@@ -57,7 +62,7 @@ def test_a_list_of_the_same_length_with_none_for_what_is_missing(plugin):
     assert plugin.get_blocking(key(1)) is None
 
 
-def test_the_coroutine_ends_at_the_first_that_is_missing(plugin):
+def test_the_coroutine_ends_at_the_first_that_is_missing(plugin: FX100StoragePlugin) -> None:
     put(plugin, [key(0), key(1), key(3)])
     found = asyncio.run(plugin.batched_get_non_blocking("a", keys(4)))
     assert [holds(obj, n) for n, obj in enumerate(found)] == [True, True]
@@ -67,7 +72,7 @@ def test_the_coroutine_ends_at_the_first_that_is_missing(plugin):
     assert asyncio.run(plugin.batched_get_non_blocking("a", [])) == []
 
 
-def test_a_layer_is_all_or_nothing(config):
+def test_a_layer_is_all_or_nothing(config: Path) -> None:
     with plugin_on(config, use_layerwise=True) as plugin:
         layers = [key(n).split_layers(LAYERS)[0] for n in range(3)]
         kind = {"shape": LAYER_SHAPE, "fmt": MemoryFormat.KV_T2D}
@@ -82,7 +87,7 @@ def test_a_layer_is_all_or_nothing(config):
         assert pool_bytes(plugin.local_cpu_backend) == 0
 
 
-def test_layers_of_one_chunk_are_different_objects(config):
+def test_layers_of_one_chunk_are_different_objects(config: Path) -> None:
     with plugin_on(config, use_layerwise=True) as plugin:
         layers = key(7).split_layers(LAYERS)
         kind = {"shape": LAYER_SHAPE, "fmt": MemoryFormat.KV_T2D}
@@ -110,7 +115,9 @@ def test_layers_of_one_chunk_are_different_objects(config):
         (torch.int8, MemoryFormat.KV_2TD, torch.Size([2, 3, 4, 5, 7])),
     ],
 )
-def test_b57_b58_any_dtype_and_shape_comes_back(plugin, dtype, fmt, shape):
+def test_any_dtype_and_shape_comes_back(
+    plugin: FX100StoragePlugin, dtype: Any, fmt: Any, shape: Any
+) -> None:
     put(plugin, [key(1)], shape=shape, dtype=dtype, fmt=fmt)
     found = plugin.get_blocking(key(1))
     assert (found.get_dtype(), found.get_shape(), found.metadata.fmt) == (dtype, shape, fmt)
@@ -118,7 +125,7 @@ def test_b57_b58_any_dtype_and_shape_comes_back(plugin, dtype, fmt, shape):
     free([found])
 
 
-def test_several_tensor_groups_come_back(plugin):
+def test_several_tensor_groups_come_back(plugin: FX100StoragePlugin) -> None:
     shapes = [torch.Size([2, 3, 16, 8]), torch.Size([1, 1, 16, 40])]
     dtypes = [torch.bfloat16, torch.uint8]
     put(plugin, [key(1)], shape=shapes, dtype=dtypes)
@@ -128,13 +135,13 @@ def test_several_tensor_groups_come_back(plugin):
     free([found])
 
 
-def test_bytes_without_a_tensor_come_back(plugin):
+def test_bytes_without_a_tensor_come_back(plugin: FX100StoragePlugin) -> None:
     plugin.batched_submit_put_task([key(1)], [BytesBufferMemoryObj(b"serialised" * 500)])
     settle(plugin)
     assert bytes(plugin.get_blocking(key(1)).byte_array) == b"serialised" * 500
 
 
-def test_a_shorter_last_chunk_is_an_object_of_its_own(plugin):
+def test_a_shorter_last_chunk_is_an_object_of_its_own(plugin: FX100StoragePlugin) -> None:
     short = torch.Size([2, LAYERS, 5, HEADS * HEAD_SIZE])
     put(plugin, [key(1)])
     put(plugin, [key(2)], shape=short)
@@ -143,7 +150,9 @@ def test_a_shorter_last_chunk_is_an_object_of_its_own(plugin):
     free(found)
 
 
-def test_a_key_offered_again_with_another_shape_replaces_the_old(plugin):
+def test_a_key_offered_again_with_another_shape_replaces_the_old(
+    plugin: FX100StoragePlugin,
+) -> None:
     put(plugin, [key(1)])
     short = torch.Size([2, LAYERS, 5, HEADS * HEAD_SIZE])
     put(plugin, [key(1)], shape=short)
@@ -153,7 +162,7 @@ def test_a_key_offered_again_with_another_shape_replaces_the_old(plugin):
     free([found])
 
 
-def test_everything_is_there_after_a_restart(config):
+def test_everything_is_there_after_a_restart(config: Path) -> None:
     with plugin_on(config) as plugin:
         put(plugin, keys(5))
     with plugin_on(config) as plugin:
@@ -166,7 +175,7 @@ def test_everything_is_there_after_a_restart(config):
 # ----- puts
 
 
-def test_b79_a_present_key_is_not_written_again(plugin):
+def test_a_present_key_is_not_written_again(plugin: FX100StoragePlugin) -> None:
     put(plugin, keys(2))
     before = counts(plugin)["written_bytes"]
     put(plugin, keys(2))
@@ -174,7 +183,7 @@ def test_b79_a_present_key_is_not_written_again(plugin):
     assert counts(plugin)["puts_present"] == 2
 
 
-def test_b79_second_touch_writes_what_is_offered_twice(tmp_path):
+def test_second_touch_writes_what_is_offered_twice(tmp_path: Path) -> None:
     config = write_config(tmp_path, inprocess={"admission": "second_touch"})
     with plugin_on(config) as plugin:
         put(plugin, keys(4))
@@ -185,7 +194,7 @@ def test_b79_second_touch_writes_what_is_offered_twice(tmp_path):
         assert counts(plugin)["written_bytes"] == 2 * CHUNK_BYTES
 
 
-def test_second_touch_forgets_the_oldest():
+def test_second_touch_forgets_the_oldest() -> None:
     touch = SecondTouch(limit=2)
     assert [touch.admits(name) for name in (b"a", b"b", b"c", b"a", b"c")] == [
         False,
@@ -196,10 +205,10 @@ def test_second_touch_forgets_the_oldest():
     ]
 
 
-def test_the_callback_comes_once_for_each_key_that_can_be_read(plugin):
+def test_the_callback_comes_once_for_each_key_that_can_be_read(plugin: FX100StoragePlugin) -> None:
     told: list[int] = []
 
-    def tell(done):
+    def tell(done: Any) -> None:
         assert plugin.contains(done)
         told.append(done.chunk_hash)
         if done.chunk_hash == 0:
@@ -213,7 +222,7 @@ def test_the_callback_comes_once_for_each_key_that_can_be_read(plugin):
     wait_until(lambda: counts(plugin).get("callback_errors") == 1)
 
 
-def test_async_put_and_positional_arguments(plugin):
+def test_async_put_and_positional_arguments(plugin: FX100StoragePlugin) -> None:
     objs = [new_obj(plugin.local_cpu_backend, n) for n in range(2)]
     asyncio.run(plugin.async_batched_submit_put_task([key(0)], objs[:1], None, None))
     plugin.batched_submit_put_task([key(1)], objs[1:], None, None)
@@ -225,7 +234,7 @@ def test_async_put_and_positional_arguments(plugin):
 # ----- the rest of the interface
 
 
-def test_what_lmcache_asks_of_any_backend(plugin):
+def test_what_lmcache_asks_of_any_backend(plugin: FX100StoragePlugin) -> None:
     assert str(plugin) == "FX100StoragePlugin"
     assert plugin.get_allocator_backend() is plugin.local_cpu_backend
     assert plugin.touch_cache() is None
@@ -235,7 +244,7 @@ def test_what_lmcache_asks_of_any_backend(plugin):
     assert plugin.report_status()["healthy"]
 
 
-def test_after_close_everything_is_a_miss_and_nothing_raises(config):
+def test_after_close_everything_is_a_miss_and_nothing_raises(config: Path) -> None:
     with plugin_on(config) as plugin:
         put(plugin, keys(2))
         obj = new_obj(plugin.local_cpu_backend, 5)
@@ -254,10 +263,15 @@ def test_after_close_everything_is_a_miss_and_nothing_raises(config):
 
 
 @pytest.mark.parametrize("method", ["lookup", "unpin", "remove", "clear", "describe", "load"])
-def test_b47_a_failure_within_us_is_a_miss_and_leaves_no_lock(plugin, monkeypatch, method, caplog):
+def test_a_failure_within_us_is_a_miss_and_leaves_no_lock(
+    plugin: FX100StoragePlugin,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     put(plugin, keys(2))
 
-    def broken(*_args, **_kwargs):
+    def broken(*_args: Any, **_kwargs: Any) -> None:
         raise RuntimeError("a bug of ours")
 
     with monkeypatch.context() as patch:

@@ -8,9 +8,12 @@ import os
 import random
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fx100_lmcache.lmcache.plugin import FX100StoragePlugin
 from support.inprocess import (
     CHUNK_TOKENS,
     WAIT_S,
@@ -44,7 +47,9 @@ FAMILIES = 6
 class Chaos:
     """One worker, random requests, and a second thread that asks at the same time."""
 
-    def __init__(self, worker: Served, members, seed: int, monkeypatch) -> None:
+    def __init__(
+        self, worker: Served, members: Any, seed: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         self.worker = worker
         self.members = members
         self.rng = random.Random(seed)
@@ -65,7 +70,7 @@ class Chaos:
         for name in ("allocate", "batched_allocate"):
             real = getattr(backend, name)
 
-            def flaky(*args, real=real, **kwargs):
+            def flaky(*args: Any, real: Any = real, **kwargs: Any) -> Any:
                 assert not kwargs.get("busy_loop", True), "an allocation without a bound"
                 return None if self.rng.random() < 0.02 else real(*args, **kwargs)
 
@@ -179,7 +184,9 @@ class Chaos:
 
 @pytest.mark.timeout(60 + OPERATIONS // 5)
 @pytest.mark.parametrize("mode", MODES)
-def test_nothing_is_left_behind(tmp_path, monkeypatch, mode, caplog):
+def test_nothing_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("CRITICAL")
     path = write_config(tmp_path, deadlines=DEADLINES)
     before = descriptors()
@@ -215,6 +222,6 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch, mode, caplog):
     assert descriptors() == before
 
 
-def put_rarely_worked(plugin) -> bool:
+def put_rarely_worked(plugin: FX100StoragePlugin) -> bool:
     """Whether all that is wrong is what went wrong before."""
     return all("succeeded" in text or "erased" in text for text in plugin._store.problems())

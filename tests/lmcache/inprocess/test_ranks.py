@@ -1,6 +1,8 @@
 """Several ranks through LMCache's own engine: one copy for MLA, a part of the model each for PP."""
 
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,14 +33,14 @@ OTHER = [3 * n % 1000 for n in range(40 * CHUNK_TOKENS)]
 # ----- MLA
 
 
-def mla(rank):
+def mla(rank: Any) -> Any:
     shape = (LAYERS, 1, CHUNK_TOKENS, 1, HEADS * HEAD_SIZE)
     return metadata(
         world_size=2, worker_id=rank, local_worker_id=rank, use_mla=True, kv_shape=shape
     )
 
 
-def mla_ranks(stack, path):
+def mla_ranks(stack: Any, path: Any) -> Any:
     """Start both ranks of a model with MLA."""
     network = Broadcast()
     ways = (network.send, network.receive)
@@ -48,7 +50,7 @@ def mla_ranks(stack, path):
     ]
 
 
-def retrieve_on_both(first, other, tokens):
+def retrieve_on_both(first: Any, other: Any, tokens: Any) -> Any:
     """Load on both ranks what the first rank promises, as vLLM does; return the tokens."""
     request, promised = first.lookup(tokens)
     got = first.retrieve(request, tokens, promised)
@@ -57,7 +59,7 @@ def retrieve_on_both(first, other, tokens):
     return promised, got
 
 
-def test_mla_stores_on_the_first_rank_and_loads_on_both_after_a_restart(tmp_path):
+def test_mla_stores_on_the_first_rank_and_loads_on_both_after_a_restart(tmp_path: Path) -> None:
     path = write_config(tmp_path, shards=2)
     with ExitStack() as stack:
         first, other = mla_ranks(stack, path)
@@ -76,7 +78,9 @@ def test_mla_stores_on_the_first_rank_and_loads_on_both_after_a_restart(tmp_path
         assert pool_bytes(first.manager.local_cpu_backend) == 0
 
 
-def test_a_chunk_that_mla_cannot_read_is_missing_on_both_ranks(tmp_path, monkeypatch):
+def test_a_chunk_that_mla_cannot_read_is_missing_on_both_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     members = wild_members(2, 16 << 20)
     stand_in_for_mount(monkeypatch, mount_on(members))
     with ExitStack() as stack:
@@ -94,7 +98,7 @@ def test_a_chunk_that_mla_cannot_read_is_missing_on_both_ranks(tmp_path, monkeyp
 # ----- pipeline parallelism
 
 
-def pp_ranks(stack, path, split):
+def pp_ranks(stack: Any, path: Any, split: Any) -> Any:
     """Start the stages of a model with so many layers each."""
     ranks = []
     for rank, layers in enumerate(split):
@@ -106,7 +110,7 @@ def pp_ranks(stack, path, split):
 
 
 @pytest.mark.parametrize("split", [(2, 2), (3, 1)])
-def test_each_stage_gets_its_own_layers_back_after_a_restart(tmp_path, split):
+def test_each_stage_gets_its_own_layers_back_after_a_restart(tmp_path: Path, split: Any) -> None:
     path = write_config(tmp_path, shards=2)
     with ExitStack() as stack:
         ranks = pp_ranks(stack, path, split)
@@ -125,7 +129,7 @@ def test_each_stage_gets_its_own_layers_back_after_a_restart(tmp_path, split):
             assert rank.lookup(OTHER)[1] == 0
 
 
-def test_another_split_of_the_layers_finds_nothing(tmp_path):
+def test_another_split_of_the_layers_finds_nothing(tmp_path: Path) -> None:
     path = write_config(tmp_path, shards=2)
     for split in ((2, 2), (3, 1)):
         with ExitStack() as stack:
@@ -137,8 +141,8 @@ def test_another_split_of_the_layers_finds_nothing(tmp_path):
 
 @pytest.mark.parametrize("fails", [0, 1])
 def test_no_rank_keeps_what_was_computed_in_a_pass_that_another_spoilt(
-    fails, tmp_path, monkeypatch
-):
+    fails: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     members = wild_members(2, 16 << 20)
     stand_in_for_mount(monkeypatch, mount_on(members, shards=2))
     folder = tmp_path / "shm"
@@ -172,6 +176,6 @@ def test_no_rank_keeps_what_was_computed_in_a_pass_that_another_spoilt(
             settle(rank.plugin)
             assert rank.plugin.contains(rank.chunk_keys(longer)[-1])
         with vllm.step(16, request_id="another"):
-            assert not ranks[0].plugin._step.spoilt
+            assert not ranks[0].plugin._forward_pass.tainted
         assert len(list(folder.iterdir())) == 1
     assert not list(folder.iterdir())

@@ -2,11 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from fx100_lmcache.errors import ClaimError
-from fx100_lmcache.lmcache.inprocess.checks import UnsupportedSetupError
 from support.inprocess import (
     CHUNK_TOKENS,
     HEAD_SIZE,
@@ -22,23 +22,15 @@ from support.inprocess import (
     new_obj,
     plugin_on,
     put,
+    refused,
     settle,
     write_config,
 )
 
-
-def refused(path, meta=None, **fields):
-    """Return what a set-up is refused with."""
-    with pytest.raises(UnsupportedSetupError) as caught, plugin_on(path, meta, **fields):
-        pass
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 # ----- shards
 
 
-def test_b20_ranks_read_only_what_is_theirs(tmp_path):
+def test_ranks_read_only_what_is_theirs(tmp_path: Path) -> None:
     path = write_config(tmp_path, shards=8, size="8MiB")
     ranks = [metadata(world_size=8, worker_id=rank) for rank in range(8)]
     for rank, told in enumerate(ranks):
@@ -59,7 +51,7 @@ def test_b20_ranks_read_only_what_is_theirs(tmp_path):
         assert not plugin.contains(key(1, world_size=4, worker_id=1))
 
 
-def test_b21_two_tp4_instances_share_a_volume_of_eight_shards(tmp_path):
+def test_two_tp4_instances_share_a_volume_of_eight_shards(tmp_path: Path) -> None:
     path = write_config(tmp_path, shards=8, size="16MiB")
     second = {"extra_config": {"fx100.shard_base": 4}}
     told = metadata(world_size=4, worker_id=3)
@@ -80,7 +72,7 @@ with plugin_on(Path(sys.argv[1])) as plugin:
 """
 
 
-def test_b21_a_busy_shard_is_refused_and_free_again_after_sigkill(tmp_path):
+def test_a_busy_shard_is_refused_and_free_again_after_sigkill(tmp_path: Path) -> None:
     path = write_config(tmp_path)
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(path)], stdout=subprocess.PIPE, text=True
@@ -98,7 +90,7 @@ def test_b21_a_busy_shard_is_refused_and_free_again_after_sigkill(tmp_path):
         assert plugin.batched_contains(keys(3)) == 3
 
 
-def test_b76_ranks_on_one_volume_do_not_evict_each_other(tmp_path):
+def test_ranks_on_one_volume_do_not_evict_each_other(tmp_path: Path) -> None:
     path = write_config(tmp_path, shards=2, members=1, size="4MiB")
     ranks = [metadata(world_size=2, worker_id=rank) for rank in range(2)]
     with plugin_on(path, ranks[0]) as one, plugin_on(path, ranks[1]) as other:
@@ -113,7 +105,7 @@ def test_b76_ranks_on_one_volume_do_not_evict_each_other(tmp_path):
         assert one.batched_contains(keys(10, like=ranks[0])) == 10
 
 
-def test_a_rank_without_a_shard_is_refused(tmp_path):
+def test_a_rank_without_a_shard_is_refused(tmp_path: Path) -> None:
     path = write_config(tmp_path, shards=2)
     told = refused(path, metadata(world_size=4, worker_id=2))
     assert "needs shard 2" in told
@@ -121,7 +113,7 @@ def test_a_rank_without_a_shard_is_refused(tmp_path):
     assert "number" in refused(path, extra_config={"fx100.shard_base": "1"})
 
 
-def test_replicas_of_data_parallelism_get_shards_of_their_own(tmp_path):
+def test_replicas_of_data_parallelism_get_shards_of_their_own(tmp_path: Path) -> None:
     path = write_config(tmp_path, shards=4)
     told = metadata(world_size=2, worker_id=1, engine_id="uuid_dp1")
     with plugin_on(path, told) as plugin:
@@ -134,7 +126,7 @@ def test_replicas_of_data_parallelism_get_shards_of_their_own(tmp_path):
 MLA = {"use_mla": True, "kv_shape": (LAYERS, 1, CHUNK_TOKENS, 1, HEADS * HEAD_SIZE)}
 
 
-def test_b31_mla_keeps_one_copy_on_the_first_rank(tmp_path):
+def test_mla_keeps_one_copy_on_the_first_rank(tmp_path: Path) -> None:
     path = write_config(tmp_path, shards=8)
     first = metadata(world_size=8, worker_id=0, **MLA)
     named = key(1, like=first, world_size=1)
@@ -145,7 +137,7 @@ def test_b31_mla_keeps_one_copy_on_the_first_rank(tmp_path):
     assert "lookup_server_worker_ids" in refused(path, other)
 
 
-def test_mla_layer_by_layer_keeps_a_copy_on_every_rank(tmp_path):
+def test_mla_layer_by_layer_keeps_a_copy_on_every_rank(tmp_path: Path) -> None:
     path = write_config(tmp_path, shards=8)
     with plugin_on(path, metadata(world_size=8, worker_id=5, **MLA), use_layerwise=True) as plugin:
         assert plugin._setup.shard == 5

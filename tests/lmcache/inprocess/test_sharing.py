@@ -26,7 +26,7 @@ from support.inprocess import (
 )
 
 
-def test_a_plugin_that_was_never_closed_does_not_stop_the_next_one(tmp_path):
+def test_a_plugin_that_was_never_closed_does_not_stop_the_next_one(tmp_path: Path) -> None:
     path = write_config(tmp_path)
     with manager_on(path) as manager:
         first = manager.storage_backends["fx100"]
@@ -50,7 +50,7 @@ def test_a_plugin_that_was_never_closed_does_not_stop_the_next_one(tmp_path):
         first.local_cpu_backend.memory_allocator.close()
 
 
-def test_plugins_that_were_overwritten_without_close_leave_nothing_open(tmp_path):
+def test_plugins_that_were_overwritten_without_close_leave_nothing_open(tmp_path: Path) -> None:
     """LMCache's API constructs anew over what is there; only the last one is closed."""
     path = write_config(tmp_path)
     files, threads, pools = descriptors(), set(threading.enumerate()), []
@@ -70,7 +70,7 @@ def test_plugins_that_were_overwritten_without_close_leave_nothing_open(tmp_path
         assert plugin.batched_contains(keys(3)) == 3
 
 
-def test_a_plugin_that_was_dropped_is_followed_by_one_that_closes(tmp_path):
+def test_a_plugin_that_was_dropped_is_followed_by_one_that_closes(tmp_path: Path) -> None:
     path = write_config(tmp_path)
     config, told = engine_config(path), metadata()
     backend = LocalCPUBackend(config, told, "cpu")
@@ -84,7 +84,7 @@ def test_a_plugin_that_was_dropped_is_followed_by_one_that_closes(tmp_path):
     backend.memory_allocator.close()
 
 
-def test_recreating_ours_goes_on_with_the_same_data(tmp_path):
+def test_recreating_ours_goes_on_with_the_same_data(tmp_path: Path) -> None:
     with manager_on(write_config(tmp_path)) as manager:
         put(manager.storage_backends["fx100"], keys(3))
         assert manager.recreate_backend("fx100") == {"fx100": "FX100StoragePlugin"}
@@ -92,15 +92,17 @@ def test_recreating_ours_goes_on_with_the_same_data(tmp_path):
         assert manager.close_backend("fx100")
 
 
-def test_a_changed_file_is_noticed_by_the_second_plugin(tmp_path, caplog):
+def test_a_changed_file_is_noticed_by_the_second_plugin(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = write_config(tmp_path)
     with plugin_on(path):
-        rewrite_config(path, identity={"namespaces": {"test/model": "other"}})
+        rewrite_config(path, identity={"model_tags": {"test/model": "other"}})
         with plugin_on(path):
             assert "takes effect after a restart" in caplog.text
 
 
-def test_descriptors_and_threads_are_back_after_close(tmp_path):
+def test_descriptors_and_threads_are_back_after_close(tmp_path: Path) -> None:
     path = write_config(tmp_path)
     with plugin_on(path):
         pass
@@ -111,7 +113,7 @@ def test_descriptors_and_threads_are_back_after_close(tmp_path):
     assert descriptors() == before
 
 
-def test_a_plugin_that_cannot_be_built_leaves_nothing_open(tmp_path):
+def test_a_plugin_that_cannot_be_built_leaves_nothing_open(tmp_path: Path) -> None:
     odd = metadata(kv_dtype=torch.uint16)  # LMCache has no name for it
     with (
         pytest.raises(ValueError, match="Unsupported dtype"),
@@ -121,7 +123,9 @@ def test_a_plugin_that_cannot_be_built_leaves_nothing_open(tmp_path):
     assert not registry._open
 
 
-def test_a_plugin_that_waits_for_its_members_keeps_no_other_waiting(tmp_path, caplog):
+def test_a_plugin_that_waits_for_its_members_keeps_no_other_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in "ab":
         (tmp_path / name).mkdir()
     first = write_config(tmp_path / "a")

@@ -98,7 +98,7 @@ def test_less_memory_than_announced_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("offset", "extra"), [(64, 0), (0, 1), (64, 1), (1, 511)])
-def test_b61_unaligned_buffers_go_through_ours(tmp_path: Path, offset: int, extra: int) -> None:
+def test_unaligned_buffers_go_through_ours(tmp_path: Path, offset: int, extra: int) -> None:
     data = payload("x", CHUNK + extra)
     kind = [torch.uint8]
     with opened(write_config(tmp_path, members=2, size="16MiB")) as client:

@@ -3,7 +3,7 @@
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +14,7 @@ from fx100_lmcache.lmcache.compat.release import UnsupportedReleaseError, import
 from fx100_lmcache.lmcache.l2_adapter import FX100L2Adapter
 from fx100_lmcache.lmcache.versions import LMCACHE
 from fx100_lmcache.testing.harness import Rig
+from fx100_lmcache.testing.memory import MemoryMember
 from support.l2 import (
     CHUNK_BYTES,
     Client,
@@ -58,7 +59,7 @@ def test_this_release_is_as_ours_needs_it(client: Client) -> None:
 
 
 def test_a_method_that_is_called_with_something_else_is_named() -> None:
-    class Before(mp.L2AdapterInterface):  # type: ignore[misc]
+    class Before(mp.L2AdapterInterface):
         """As it was in 0.5.0; every lookup of ours would be a miss."""
 
         def submit_lookup_and_lock_task(self, keys: Any, layout_desc: Any) -> int:
@@ -70,7 +71,7 @@ def test_a_method_that_is_called_with_something_else_is_named() -> None:
 
 
 def test_an_argument_more_is_named() -> None:
-    class Next(mp.L2AdapterInterface):  # type: ignore[misc]
+    class Next(mp.L2AdapterInterface):
         def submit_unlock(self, keys: Any, owner: str) -> None:
             """With an argument that ours does not take."""
 
@@ -146,7 +147,7 @@ def test_what_is_touched_is_evicted_last_and_listeners_hear_of_it() -> None:
 
 def test_a_touch_moves_no_byte(client: Client) -> None:
     client.store(keys(2), [memory_obj(payload(n, SIZE)) for n in range(2)])
-    members = client.adapter._mounted.volume.members
+    members = cast(list[MemoryMember], client.adapter._mounted.volume.members)
     for member in members:
         member.calls.clear()
     client.adapter.submit_touch(keys(2))

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ def release(members: list[GatedMember]) -> None:
 
 
 @pytest.mark.parametrize("skip", range(4))
-def test_b33_a_failed_store_is_never_visible(skip: int) -> None:
+def test_a_failed_store_is_never_visible(skip: int) -> None:
     rig = Rig.fresh(2, 512 * 1024)
     client = adapter_on(rig)
     objects = [memory_obj(payload(n, SIZE)) for n in range(2)]
@@ -78,7 +79,7 @@ def test_a_read_error_is_a_miss_of_that_key_alone() -> None:
             assert bytes_of(objects[number]) == payload(number, SIZE)
 
 
-def test_b34_an_object_being_written_is_not_found() -> None:
+def test_an_object_being_written_is_not_found() -> None:
     members = gated_members(2, 1 << 20)
     client = threaded_adapter(members, DeadlineConfig())
     shut(members)
@@ -90,7 +91,7 @@ def test_b34_an_object_being_written_is_not_found() -> None:
     client.adapter.close()
 
 
-def test_b53_a_write_that_never_ends_fails_its_task_and_nothing_else() -> None:
+def test_a_write_that_never_ends_fails_its_task_and_nothing_else() -> None:
     members = gated_members(1, 4 << 20)
     client = threaded_adapter(members, QUICK)
     assert client.store([key(9)], [memory_obj(payload(9, SIZE))]).is_successful()
@@ -105,7 +106,7 @@ def test_b53_a_write_that_never_ends_fails_its_task_and_nothing_else() -> None:
     client.adapter.close()
 
 
-def test_b53_a_read_that_hangs_holds_back_its_own_task_only() -> None:
+def test_a_read_that_hangs_holds_back_its_own_task_only() -> None:
     members = gated_members(2, 4 << 20)
     client = threaded_adapter(members, QUICK.model_copy(update={"stuck_io_s": 300.0}), readers=8)
     for number in range(2):
@@ -114,7 +115,7 @@ def test_b53_a_read_that_hangs_holds_back_its_own_task_only() -> None:
     tasks = [
         client.adapter.submit_load_task(keys(1, number), [memory_obj(SIZE)]) for number in range(2)
     ]
-    done = []
+    done: list[Any] = []
     while not done:
         client.wait(client.adapter.get_load_event_fd())
         done = [b for b in map(client.adapter.query_load_result, tasks) if b is not None]
@@ -131,7 +132,7 @@ def test_b53_a_read_that_hangs_holds_back_its_own_task_only() -> None:
     client.adapter.close()
 
 
-def test_b55_close_keeps_its_deadline_while_everything_hangs() -> None:
+def test_close_keeps_its_deadline_while_everything_hangs() -> None:
     members = gated_members(4, 4 << 20)
     client = threaded_adapter(members, QUICK.model_copy(update={"stuck_io_s": 300.0}), readers=8)
     client.store(keys(8), [memory_obj(payload(n, SIZE)) for n in range(8)])
@@ -215,7 +216,7 @@ def test_slow_but_living_loads_end_nothing() -> None:
     client.adapter.close()
 
 
-def test_b75_the_capacity_is_a_hard_limit(tmp_path: Path) -> None:
+def test_the_capacity_is_a_hard_limit(tmp_path: Path) -> None:
     listener = Recorder()
     with opened(write_config(tmp_path, members=2, size="4MiB")) as client:
         client.adapter.register_listener(listener)
@@ -237,7 +238,7 @@ def test_b75_the_capacity_is_a_hard_limit(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in tmp_path.glob("m?")) == 2 * (4 << 20)
 
 
-def test_b77_a_full_device_evicts_and_goes_on() -> None:
+def test_a_full_device_evicts_and_goes_on() -> None:
     rig = Rig.fresh(2, 512 * 1024)
     client = adapter_on(rig)
     failures = 0
@@ -249,7 +250,7 @@ def test_b77_a_full_device_evicts_and_goes_on() -> None:
     assert client.get(key(499), obj) == payload(499, SIZE)
 
 
-def test_b77_when_all_is_locked_a_store_is_dropped_and_reads_go_on() -> None:
+def test_when_all_is_locked_a_store_is_dropped_and_reads_go_on() -> None:
     rig = Rig.fresh(2, 512 * 1024)
     client = adapter_on(rig)
     kept = []
@@ -267,7 +268,7 @@ def test_b77_when_all_is_locked_a_store_is_dropped_and_reads_go_on() -> None:
     assert client.store([key(1000)], [memory_obj(payload(1000, SIZE))]).is_successful()
 
 
-def test_b77_a_full_write_queue_drops_and_counts(tmp_path: Path) -> None:
+def test_a_full_write_queue_drops_and_counts(tmp_path: Path) -> None:
     path = write_config(
         tmp_path, io={"max_write_in_flight": "1MiB", "writer_threads": 1, "reader_threads": 1}
     )

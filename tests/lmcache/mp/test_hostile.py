@@ -9,6 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from fx100_lmcache.testing.harness import Rig
 from support.l2 import Client, Recorder, adapter_on, gated_members, key, keys, memory_obj, payload
 from support.l2 import threaded_adapter as threaded
 from support.releases import places
+from support.strange import Strange
 
 SIZE = 4096
 NOTHING = type(None)
@@ -51,19 +53,6 @@ ANSWERS: dict[str, tuple[tuple[type, ...], tuple[type[Exception], ...]]] = {
     "submit_touch": ((NOTHING,), ()),
     "submit_unlock": ((NOTHING,), ()),
 }
-
-
-class Strange:
-    """Raises whatever is asked of it."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(name)
-
-    def __iter__(self) -> Any:
-        raise RuntimeError("not to be listed")
-
-    def __len__(self) -> int:
-        raise RuntimeError("no length")
 
 
 def hostile() -> list[Any]:
@@ -149,7 +138,7 @@ def call_all(client: Client, name: str) -> None:
         if name == "submit_store_task":
             assert isinstance(result_of_store(client, answer), L2StoreResult)
         elif name == "submit_load_task":
-            bitmap = polled(lambda task=answer: client.adapter.query_load_result(task))
+            bitmap = polled(partial(client.adapter.query_load_result, answer))
             assert places(bitmap) == size_of(arguments["keys"])
         elif name == "submit_lookup_and_lock_task":
             bitmap = client.adapter.query_lookup_and_lock_result(answer)
@@ -235,7 +224,7 @@ def test_calls_race_with_close_and_each_is_answered() -> None:
         for task in stores:
             result_of_store(client, task)
         for task in loads:
-            polled(lambda task=task, adapter=adapter: adapter.query_load_result(task))
+            polled(partial(adapter.query_load_result, task))
 
 
 def test_a_forked_childs_adapter_still_answers() -> None:

@@ -14,7 +14,8 @@ from lmcache.v1.memory_management import BytesBufferMemoryObj, MemoryFormat
 from fx100_lmcache.config import IdentityConfig
 from fx100_lmcache.counters import ADAPTER
 from fx100_lmcache.lmcache.counts import Counts
-from fx100_lmcache.lmcache.mp.keys import NO_DIGEST, KeyTranslator
+from fx100_lmcache.lmcache.mp.keys import KeyNamer
+from fx100_lmcache.lmcache.scopes import NO_DIGEST
 from fx100_lmcache.ondisk.chunk_meta import ChunkMeta, Layout
 from fx100_lmcache.testing.harness import Rig
 from support.l2 import (
@@ -61,13 +62,13 @@ def check_apart(client: Client, apart: list[ObjectKey]) -> None:
         assert get(client, one) == payload(number, SIZE)
 
 
-def test_b20_ranks_and_world_sizes_do_not_share(client: Client) -> None:
+def test_ranks_and_world_sizes_do_not_share(client: Client) -> None:
     ranks = [ObjectKey.ComputeKVRank(8, r, 8, r) for r in range(8)]
     ranks += [ObjectKey.ComputeKVRank(4, r, 4, r) for r in range(4)]
     check_apart(client, [key(1, kv_rank=rank) for rank in ranks])
 
 
-def test_b22_another_dtype_of_equal_size_misses(client: Client) -> None:
+def test_another_dtype_of_equal_size_misses(client: Client) -> None:
     stored = memory_obj(payload("a", SIZE), shapes=[[2, 1024]], dtypes=[torch.bfloat16])
     client.store(keys(1), [stored])
     fp8 = memory_obj(SIZE, shapes=[[2, 2048]], dtypes=[torch.float8_e4m3fn])
@@ -79,7 +80,7 @@ def test_b22_another_dtype_of_equal_size_misses(client: Client) -> None:
     assert client.get(key(0), stored) == payload("a", SIZE)
 
 
-def test_b22_b25_a_new_layout_replaces_the_old_one(client: Client) -> None:
+def test_a_new_layout_replaces_the_old_one(client: Client) -> None:
     old = memory_obj(payload("old", SIZE), shapes=[[2, 1024]])
     new = memory_obj(payload("new", SIZE), shapes=[[1024, 2]])
     client.store(keys(1), [old])
@@ -89,7 +90,7 @@ def test_b22_b25_a_new_layout_replaces_the_old_one(client: Client) -> None:
     assert client.get(key(0), new) == payload("new", SIZE)
 
 
-def test_b25_another_shape_or_format_of_equal_size_misses(client: Client) -> None:
+def test_another_shape_or_format_of_equal_size_misses(client: Client) -> None:
     stored = memory_obj(payload("a", SIZE), shapes=[[2, 4, 16, 16]], fmt=MemoryFormat.KV_2LTD)
     client.store(keys(1), [stored])
     turned = memory_obj(SIZE, shapes=[[4, 2, 16, 16]], fmt=MemoryFormat.KV_2LTD)
@@ -108,7 +109,7 @@ def test_a_lookup_compares_each_group_with_its_own_description(client: Client) -
     assert client.lookup(both, {0: MemoryLayoutDesc([], []), 7: desc(a)}) == [True, True]
 
 
-def test_b27_salts_do_not_share_and_are_never_logged(
+def test_salts_do_not_share_and_are_never_logged(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     salts = ["", "tenant-one", "tenant-two"]
@@ -121,7 +122,7 @@ def test_b27_salts_do_not_share_and_are_never_logged(
     assert "tenant" not in str(client.adapter.report_status())
 
 
-def test_b27_no_salt_and_an_empty_one_are_the_same(client: Client) -> None:
+def test_no_salt_and_an_empty_one_are_the_same(client: Client) -> None:
     put(client, key(1), "a")
     assert get(client, key(1, cache_salt="")) == payload("a", SIZE)
 
@@ -139,7 +140,7 @@ def test_b27_no_salt_and_an_empty_one_are_the_same(client: Client) -> None:
         pytest.param("\ud800", id="lone surrogate"),
     ],
 )
-def test_b30_any_model_name_round_trips(tmp_path: Path, model: str) -> None:
+def test_any_model_name_round_trips(tmp_path: Path, model: str) -> None:
     one = key(1, model_name=model, cache_salt="s" * 128)
     with opened(write_config(tmp_path, members=1)) as client:
         put(client, one, "a")
@@ -149,7 +150,7 @@ def test_b30_any_model_name_round_trips(tmp_path: Path, model: str) -> None:
         assert [entry.key.to_object_key() for entry in listed] == [one]
 
 
-def test_b45_groups_do_not_share(client: Client) -> None:
+def test_groups_do_not_share(client: Client) -> None:
     check_apart(client, [key(1, object_group_id=group) for group in range(3)])
     long = memory_obj(payload("long", 2 * SIZE))
     client.store([key(2, object_group_id=0)], [long])
@@ -158,7 +159,7 @@ def test_b45_groups_do_not_share(client: Client) -> None:
 
 @pytest.mark.parametrize("shape", [[2048], [2, 1024], [2, 4, 256], [2, 2, 8, 64], [2, 2, 2, 4, 64]])
 @pytest.mark.parametrize("dtype", ["uint8", "float8_e4m3fn", "float8_e5m2", "bfloat16"])
-def test_b57_b58_shapes_of_any_rank_and_dtypes_of_any_name(
+def test_shapes_of_any_rank_and_dtypes_of_any_name(
     client: Client, shape: list[int], dtype: str
 ) -> None:
     kind = getattr(torch, dtype)
@@ -169,7 +170,7 @@ def test_b57_b58_shapes_of_any_rank_and_dtypes_of_any_name(
     assert client.get(key(0), stored) == payload(dtype, size)
 
 
-def test_b58_a_dtype_that_nobody_knows_is_kept_by_name(client: Client, rig: Rig) -> None:
+def test_a_dtype_that_nobody_knows_is_kept_by_name(client: Client, rig: Rig) -> None:
     class Fp3:
         itemsize = 2
 
@@ -216,20 +217,20 @@ def test_short_hashes_are_not_padded_into_each_other(client: Client) -> None:
     assert {entry.key.to_object_key().chunk_hash for entry in listed} == set(hashes)
 
 
-def test_a_model_without_namespace_is_warned_of_once(
+def test_a_model_without_a_tag_is_warned_of_once(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = adapter_on(rig)
     for number in range(3):
         put(client, key(number, model_name="new", kv_rank=number), number)
     put(client, key(9), 9)
-    assert len([r for r in caplog.records if "no tag in identity.namespaces" in r.message]) == 1
+    assert len([r for r in caplog.records if "no tag in identity.model_tags" in r.message]) == 1
 
 
 def test_a_model_that_must_be_listed_is_not_cached(
     rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    identity = IdentityConfig(namespaces={MODEL: "r1"}, require_namespace=True)
+    identity = IdentityConfig(model_tags={MODEL: "r1"}, require_model_tag=True)
     client = adapter_on(rig, memory_config(identity=identity))
     unlisted = key(1, model_name="new")
     for _ in range(2):
@@ -240,9 +241,9 @@ def test_a_model_that_must_be_listed_is_not_cached(
     assert len(rig.store) == 1
 
 
-def test_another_namespace_sees_nothing_and_is_told_nothing(rig: Rig) -> None:
+def test_another_tag_sees_nothing_and_is_told_nothing(rig: Rig) -> None:
     put(adapter_on(rig), key(1), "r1")
-    renamed = memory_config(identity=IdentityConfig(namespaces={MODEL: "r2"}))
+    renamed = memory_config(identity=IdentityConfig(model_tags={MODEL: "r2"}))
     client = adapter_on(rig, renamed)
     assert not client.has(key(1))
     assert client.usage() == 0
@@ -287,8 +288,8 @@ _salts = st.text(max_size=12).filter(lambda text: not set("@/\\\0") & set(text))
 )
 def test_digests_name_keys_one_to_one_and_back(some: list[Any]) -> None:
     metas: list[ChunkMeta] = []
-    translator = KeyTranslator(
-        IdentityConfig(default_namespace="n"), lambda number: metas[number], Counts(ADAPTER)
+    translator = KeyNamer(
+        IdentityConfig(default_model_tag="n"), lambda number: metas[number], Counts(ADAPTER)
     )
     digests = translator.digests(some)
     assert NO_DIGEST not in digests

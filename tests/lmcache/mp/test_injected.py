@@ -17,7 +17,7 @@ from fx100_lmcache.config import DeadlineConfig
 from fx100_lmcache.lmcache import events, l2_adapter
 from fx100_lmcache.lmcache.counts import Counts
 from fx100_lmcache.lmcache.mp import replay, results, stuck, tasks
-from fx100_lmcache.lmcache.mp.keys import KeyTranslator
+from fx100_lmcache.lmcache.mp.keys import KeyNamer
 from fx100_lmcache.store import Store, StoreOptions
 from fx100_lmcache.testing.harness import Rig
 from support.injected import InjectedError, Injection, each_call
@@ -59,7 +59,7 @@ def into_bus(injection: Injection, patch: pytest.MonkeyPatch) -> None:
 
 
 def into_notifiers(injection: Injection, patch: pytest.MonkeyPatch) -> None:
-    create = results.create_event_notifier
+    create = results.create_event_notifier  # type: ignore[attr-defined]
 
     def created() -> Any:
         notifier = create()
@@ -70,7 +70,7 @@ def into_notifiers(injection: Injection, patch: pytest.MonkeyPatch) -> None:
 
 
 def into_bitmaps(injection: Injection, patch: pytest.MonkeyPatch) -> None:
-    class Flaky(Bitmap):  # type: ignore[misc]
+    class Flaky(Bitmap):
         set = injection.around(Bitmap.set)
         batched_set = injection.around(Bitmap.batched_set)
 
@@ -88,13 +88,13 @@ PLACES: dict[str, tuple[Into, bool | None]] = {
     "notifiers": (into_notifiers, True),
     "bitmaps": (into_bitmaps, True),
     "counters": (into(Counts, "add"), None),
-    "key translator": (into(KeyTranslator, "digests", "scope_of"), None),
+    "key translator": (into(KeyNamer, "digests", "scope_of"), None),
     "puts": (into(Store, "put"), True),
     "loads": (into(Store, "load"), True),
     "lookups": (into(Store, "lookup"), True),
     "unpins": (into(Store, "unpin"), True),
     "removals": (into(Store, "remove"), True),
-    "replays": (into(replay._Replay, "note_used", "tell_batch"), True),
+    "replays": (into(replay._Replay, "note_used", "announce_batch"), True),
     "watch": (into(stuck.StuckWatch, "begin"), True),
     "put buffers": (into(l2_adapter, "io_buffer", "layout_of", "packed_meta"), False),
     "load buffers": (into(tasks, "io_buffer", "layout_of"), False),

@@ -19,7 +19,7 @@ from fx100_lmcache.counters import ADAPTER, STORE
 from fx100_lmcache.errors import ClaimError, FX100Error
 from fx100_lmcache.lmcache.counts import Counts
 from fx100_lmcache.lmcache.l2_adapter import FX100L2Adapter
-from fx100_lmcache.lmcache.mp.keys import KeyTranslator
+from fx100_lmcache.lmcache.mp.keys import KeyNamer
 from fx100_lmcache.lmcache.versions import Supported
 from fx100_lmcache.ondisk.chunk_meta import ChunkMeta, Layout, Scope
 from fx100_lmcache.testing.harness import Rig
@@ -207,9 +207,9 @@ def test_nothing_raises_whatever_is_asked(client: Client, caplog: pytest.LogCapt
     put(client, 2)
     assert client.load(keys(2), [NoObject(), memory_obj(SIZE)]) == [False, True]
     assert client.load(keys(2), [memory_obj(SIZE)]) == [False, False]
-    assert client.lookup([*keys(1), object()]) == [True, False]  # type: ignore[list-item]
-    client.adapter.submit_unlock([object(), *keys(1)])  # type: ignore[list-item]
-    client.adapter.delete([object(), *keys(1)])  # type: ignore[list-item]
+    assert client.lookup([*keys(1), object()]) == [True, False]
+    client.adapter.submit_unlock([object(), *keys(1)])
+    client.adapter.delete([object(), *keys(1)])
     assert not client.has(key(0)), "it was unlocked, and deleted"
     counts = client.adapter.report_status()["adapter_counts"]
     assert counts["store_tasks_refused"] == 2
@@ -402,14 +402,14 @@ def test_counters_are_all_there_from_zero(client: Client) -> None:
 
 def test_entries_that_no_key_can_name_are_passed_over() -> None:
     said = [
-        Scope("mp", MODEL, 1, namespace="r1"),
+        Scope("mp", MODEL, 1, model_tag="r1"),
         Scope("mp", "model@home", 1),
-        Scope("mp", MODEL, 1, group=0, salt="a/b", namespace="r1"),
-        Scope("mp", MODEL, 1, namespace="r1", tags=(("hash_bytes", "many"),)),
-        Scope("mp", MODEL, 1, namespace="r1", tags=(("hash_bytes", "99"),)),
-        Scope("mp", MODEL, 1, namespace="r1", tags=(("hash_bytes", "-1"),)),
-        Scope("mp", MODEL, 1, namespace="another"),
-        Scope("in-process", MODEL, 1, namespace="r1"),
+        Scope("mp", MODEL, 1, group=0, salt="a/b", model_tag="r1"),
+        Scope("mp", MODEL, 1, model_tag="r1", tags=(("hash_bytes", "many"),)),
+        Scope("mp", MODEL, 1, model_tag="r1", tags=(("hash_bytes", "99"),)),
+        Scope("mp", MODEL, 1, model_tag="r1", tags=(("hash_bytes", "-1"),)),
+        Scope("mp", MODEL, 1, model_tag="another"),
+        Scope("in-process", MODEL, 1, model_tag="r1"),
     ]
 
     def meta_of(number: int) -> ChunkMeta:
@@ -417,8 +417,8 @@ def test_entries_that_no_key_can_name_are_passed_over() -> None:
             raise ValueError("a record that cannot be read")
         return ChunkMeta(said[number], Layout("KV_2LTD"))
 
-    identity = IdentityConfig(namespaces={MODEL: "r1"})
-    translator = KeyTranslator(identity, meta_of, Counts(ADAPTER))
+    identity = IdentityConfig(model_tags={MODEL: "r1"})
+    translator = KeyNamer(identity, meta_of, Counts(ADAPTER))
     found = [translator.key_of(scope.digest(b"x" * 32), n) for n, scope in enumerate(said)]
     assert found == [ObjectKey(b"x" * 32, MODEL, 1), *[None] * (len(said) - 1)]
     assert translator.key_of(bytes(48), len(said)) is None

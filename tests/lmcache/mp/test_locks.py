@@ -72,7 +72,7 @@ def test_a_read_in_flight_is_no_lock_and_a_lock_no_read() -> None:
     assert rig.store.space().free > free
 
 
-def test_b51_what_a_lookup_found_is_loadable_until_unlocked() -> None:
+def test_what_a_lookup_found_is_loadable_until_unlocked() -> None:
     rig, client = small_client()
     put(client, range(118))
     assert all(client.lookup(keys(118)))

@@ -10,16 +10,16 @@ from support.l2 import CHUNK_BYTES, MODEL, Recorder, adapter_on, key, memory_obj
 
 NAMES = {
     "a model with @": Scope("mp", "a@b", 1),
-    "a negative group": Scope("mp", MODEL, 1, group=-1, namespace="r1"),
-    "a salt that is a path": Scope("mp", MODEL, 1, salt="a/b", namespace="r1"),
-    "a salt that is too long": Scope("mp", MODEL, 1, salt="x" * 129, namespace="r1"),
+    "a negative group": Scope("mp", MODEL, 1, group=-1, model_tag="r1"),
+    "a salt that is a path": Scope("mp", MODEL, 1, salt="a/b", model_tag="r1"),
+    "a salt that is too long": Scope("mp", MODEL, 1, salt="x" * 129, model_tag="r1"),
     **{
         f"a hash of {text[:9]} bytes": Scope(
-            "mp", MODEL, 1, namespace="r1", tags=(("hash_bytes", text),)
+            "mp", MODEL, 1, model_tag="r1", tags=(("hash_bytes", text),)
         )
         for text in ("abc", "-3", "40", "9" * 100, "")
     },
-    "an unknown kind": Scope("\ud800", MODEL, 1, namespace="r1"),
+    "an unknown kind": Scope("\ud800", MODEL, 1, model_tag="r1"),
 }
 
 

@@ -74,21 +74,6 @@ def test_a_policy_gets_the_order_of_writing(rig: Rig) -> None:
     assert list(policy._order) == keys(COUNT)
 
 
-def test_what_is_used_meanwhile_is_newest(rig: Rig) -> None:
-    policy = LRUEvictionPolicy()
-    client = adapter_on(rig)
-    listener = SlowPolicy(policy, after=3)
-    client.adapter.register_listener(listener)
-    listener.reached.wait(30)
-    new = keys(2, 1000)
-    client.adapter.submit_store_task(new, [memory_obj(payload(1, SIZE)) for _ in new])
-    client.adapter.submit_load_task([key(5)], [memory_obj(SIZE)])
-    listener.go_on.set()
-    caught_up(client)
-    assert list(policy._order)[-3:] == [key(1001), key(1000), key(5)]
-    assert len(policy._order) == COUNT + 2
-
-
 class SlowPolicy(L2EvictionPolicy):
     """Stops in the middle of the replay until told to go on."""
 
@@ -106,12 +91,29 @@ class SlowPolicy(L2EvictionPolicy):
         super().on_l2_keys_stored(keys, sizes)
 
 
-def test_a_key_deleted_before_its_replay_leaves_no_ghost(rig: Rig) -> None:
+def in_the_middle(rig: Rig) -> tuple[LRUEvictionPolicy, Client, SlowPolicy]:
+    """Begin a replay, and stop in the middle of it."""
     policy = LRUEvictionPolicy()
     client = adapter_on(rig)
     listener = SlowPolicy(policy, after=3)
     client.adapter.register_listener(listener)
-    listener.reached.wait(30)
+    assert listener.reached.wait(30)
+    return policy, client, listener
+
+
+def test_what_is_used_meanwhile_is_newest(rig: Rig) -> None:
+    policy, client, listener = in_the_middle(rig)
+    new = keys(2, 1000)
+    client.adapter.submit_store_task(new, [memory_obj(payload(1, SIZE)) for _ in new])
+    client.adapter.submit_load_task([key(5)], [memory_obj(SIZE)])
+    listener.go_on.set()
+    caught_up(client)
+    assert list(policy._order)[-3:] == [key(1001), key(1000), key(5)]
+    assert len(policy._order) == COUNT + 2
+
+
+def test_a_key_deleted_before_its_replay_leaves_no_ghost(rig: Rig) -> None:
+    policy, client, listener = in_the_middle(rig)
     gone = [key(0), key(40), key(41), key(200), key(COUNT - 1)]  # told, being told, to be told
     deleter = threading.Thread(target=client.adapter.delete, args=(gone,))
     deleter.start()
@@ -144,7 +146,7 @@ def test_evictions_during_the_replay_leave_no_ghosts(rig: Rig) -> None:
     assert client.usage() == rig.store.live_bytes
 
 
-def listed(client: Client) -> list[object]:
+def listed(client: Client) -> list[Any]:
     entries, cursor = [], None
     while True:
         page = client.adapter.list_l2_keys(cursor=cursor)

@@ -77,11 +77,11 @@ def killed(tmp_path: Path) -> tuple[Path, list[int]]:
     return config, acks
 
 
-def test_b01_every_acknowledged_chunk_survives_sigkill(killed: tuple[Path, list[int]]) -> None:
+def test_every_acknowledged_chunk_survives_sigkill(killed: tuple[Path, list[int]]) -> None:
     check(*killed)
 
 
-def test_b01_also_when_killed_in_the_middle(tmp_path: Path) -> None:
+def test_also_when_killed_in_the_middle(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     with child(config, 0, CHUNKS) as process:
         acks = acknowledged(process, 20)
@@ -91,7 +91,7 @@ def test_b01_also_when_killed_in_the_middle(tmp_path: Path) -> None:
     check(config, acks)
 
 
-def test_b12_members_in_another_order_under_other_paths(
+def test_members_in_another_order_under_other_paths(
     killed: tuple[Path, list[int]], tmp_path: Path
 ) -> None:
     config, acks = killed
@@ -107,7 +107,7 @@ def test_b12_members_in_another_order_under_other_paths(
     check(config, acks)
 
 
-def test_b04_with_every_other_file_deleted(killed: tuple[Path, list[int]], tmp_path: Path) -> None:
+def test_with_every_other_file_deleted(killed: tuple[Path, list[int]], tmp_path: Path) -> None:
     config, acks = killed
     text = config.read_text()
     members = {Path(m["path"]) for m in yaml.safe_load(text)["volume"]["members"]}
@@ -120,7 +120,7 @@ def test_b04_with_every_other_file_deleted(killed: tuple[Path, list[int]], tmp_p
     check(new_home / "other-name.yaml", acks)
 
 
-def test_b01_usage_listeners_and_pages_after_sigkill(killed: tuple[Path, list[int]]) -> None:
+def test_usage_listeners_and_pages_after_sigkill(killed: tuple[Path, list[int]]) -> None:
     config, acks = killed
     with opened(config) as client:
         assert client.usage() == len(acks) * CHUNK_BYTES
@@ -133,7 +133,7 @@ def test_b01_usage_listeners_and_pages_after_sigkill(killed: tuple[Path, list[in
         assert {entry.key.to_object_key() for entry in page.entries} == set(listener.present)
 
 
-def test_b16_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     before = set(Path("/dev/shm").iterdir())
     acks: list[int] = []
@@ -148,7 +148,7 @@ def test_b16_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
     check(config, acks)
 
 
-def test_b16_opening_and_closing_leaks_neither_descriptors_nor_threads(tmp_path: Path) -> None:
+def test_opening_and_closing_leaks_neither_descriptors_nor_threads(tmp_path: Path) -> None:
     config = write_config(tmp_path)
     others = set(threading.enumerate())  # what earlier tests of this process left is not ours
     counts = []

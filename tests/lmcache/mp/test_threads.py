@@ -26,7 +26,7 @@ def collect(client: Client, results: dict[int, object], stop: threading.Event) -
         time.sleep(0.001)
 
 
-def test_b32_32_threads_with_tiny_pools_never_see_foreign_bytes(tmp_path: Path) -> None:
+def test_32_threads_with_tiny_pools_never_see_foreign_bytes(tmp_path: Path) -> None:
     path = write_config(
         tmp_path,
         size="2MiB",

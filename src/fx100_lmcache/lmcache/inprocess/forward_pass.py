@@ -34,7 +34,7 @@ def find_connector() -> Any:
     return None
 
 
-class Step:
+class ForwardPass:
     """Knows whether the current forward pass can be trusted. Thread-safe.
 
     Parameters
@@ -48,16 +48,16 @@ class Step:
     def __init__(self, chunk_tokens: int, notices: Notices | None = None) -> None:
         self._chunk_tokens = chunk_tokens
         self._notices = notices
-        self._spoilt: Any = None
+        self._tainted: Any = None
 
     @property
-    def spoilt_here(self) -> bool:
+    def tainted_here(self) -> bool:
         """Whether something promised to this very pass is missing on this rank."""
-        spoilt = self._spoilt
-        return spoilt is not None and spoilt is _told(find_connector())
+        tainted = self._tainted
+        return tainted is not None and tainted is _connector_metadata(find_connector())
 
     @property
-    def spoilt(self) -> bool:
+    def tainted(self) -> bool:
         """Whether something promised to this very pass is missing on any rank.
 
         Raises
@@ -65,11 +65,11 @@ class Step:
         OSError
             If the notices of the other ranks cannot be read.
         """
-        if self.spoilt_here:
+        if self.tainted_here:
             return True
         return self._notices is not None and self._notices.names(_loading_ids())
 
-    def spoil(self) -> None:
+    def taint(self) -> None:
         """Note that something promised to the current pass is missing.
 
         Raises
@@ -78,9 +78,9 @@ class Step:
             If the other ranks cannot be told.
         """
         # kept whole, not by its id, which the next pass could have again
-        self._spoilt = _told(find_connector())
+        self._tainted = _connector_metadata(find_connector())
         if self._notices is not None:
-            self._notices.tell(_loading_ids())
+            self._notices.publish(_loading_ids())
 
     def invalidate(self) -> int:
         """Tell vLLM that nothing loaded in the current pass is good.
@@ -99,9 +99,9 @@ class Step:
             If it cannot be told.
         """
         connector = find_connector()
-        told = _told(connector)
+        metadata = _connector_metadata(connector)
         try:
-            blocks = self._loaded_blocks(connector._lmcache_engine, told)
+            blocks = self._loaded_blocks(connector._lmcache_engine, metadata)
             connector._lmcache_engine._invalid_block_ids.update(blocks)
         except (AttributeError, TypeError, ValueError) as problem:
             text = f"a layer is missing, and vLLM cannot be told: {problem}"
@@ -110,9 +110,9 @@ class Step:
             raise LayerLoadError("a layer is missing, and vLLM has no request that loads")
         return len(blocks)
 
-    def _loaded_blocks(self, lmcache: Any, told: Any) -> set[int]:
+    def _loaded_blocks(self, lmcache: Any, metadata: Any) -> set[int]:
         blocks: set[int] = set()
-        for request in _loading(told):
+        for request in _loading(metadata):
             load = request.load_spec
             start = load.vllm_cached_tokens // self._chunk_tokens * self._chunk_tokens
             slots = request.slot_mapping[start : load.lmcache_cached_tokens]
@@ -120,19 +120,19 @@ class Step:
         return blocks
 
 
-def _told(connector: Any) -> Any:
+def _connector_metadata(connector: Any) -> Any:
     """Return what the scheduler told the current pass to do, None outside of a pass."""
     return getattr(connector, "_connector_metadata", None)
 
 
-def _loading(told: Any) -> list[Any]:
+def _loading(metadata: Any) -> list[Any]:
     """Return the requests that load in a pass."""
-    return [each for each in told.requests if each.load_spec and each.load_spec.can_load]
+    return [each for each in metadata.requests if each.load_spec and each.load_spec.can_load]
 
 
 def _loading_ids() -> list[str]:
     """Return the names, alike on all ranks, of the requests that load in the current pass."""
-    told = _told(find_connector())
-    if not hasattr(told, "requests"):  # no pass, or not LMCache's
+    metadata = _connector_metadata(find_connector())
+    if not hasattr(metadata, "requests"):  # no pass, or not LMCache's
         return []
-    return [str(each.req_id) for each in _loading(told)]
+    return [str(each.req_id) for each in _loading(metadata)]

@@ -2,14 +2,12 @@
 
 An in-process key holds a hash of 64 bits, model, world size, rank, dtype and tags. Whether the
 same hash means the same bytes also depends on how LMCache hashes and on how vLLM lays out its KV
-cache. Those :class:`Surroundings` are part of the name of every chunk, so that after a change
+cache. That :class:`KeyContext` is part of the name of every chunk, so that after a change
 nothing of before is found, and start-up can say what changed.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,34 +15,27 @@ from operator import attrgetter
 from typing import Any
 
 from fx100_lmcache.config import IdentityConfig
-from fx100_lmcache.errors import TooLargeError
 from fx100_lmcache.lmcache.compat.inprocess import CacheEngineKey, LayerCacheEngineKey
 from fx100_lmcache.lmcache.counts import Counts
-from fx100_lmcache.lmcache.defects import Defects
+from fx100_lmcache.lmcache.error_boundary import ErrorBoundary
+from fx100_lmcache.lmcache.scopes import NO_DIGEST, Scopes, name_each
 from fx100_lmcache.ondisk.chunk_meta import DIGEST_BYTES, SCOPE_BYTES, Scope
-
-log = logging.getLogger(__name__)
-
-NO_DIGEST = bytes(DIGEST_BYTES)
-"""Stands for a key that is never stored; nothing is ever found under it."""
 
 CHUNK_HASH_BYTES = 16
 """Chunk hashes are signed: Python's own may be negative, folded digests fill 64 bits."""
 
-MAX_SCOPES = 65_536
-"""Scopes remembered: one for each layer, and for each combination of request tags."""
-
-SURROUNDINGS_TAG = ""
-"""Name of the tag that holds the surroundings; request tags start with ``tag.``."""
+CONTEXT_TAG = ""
+"""Name of the tag that holds the context; request tags start with ``tag.``."""
 
 _IDENT = ("model_name", "world_size", "worker_id", "_dtype_str", "tags")
 _ident_of = attrgetter(*_IDENT)
 _layer_ident_of = attrgetter(*_IDENT, "layer_id")
+_RISK = "after a change of its weights, old entries would be taken for its own"
 _PADDING = bytes(DIGEST_BYTES - SCOPE_BYTES - CHUNK_HASH_BYTES)
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class KeyContext:
     """What decides, besides the key, which bytes belong to a chunk.
 
     Attributes
@@ -89,17 +80,14 @@ class KeyNamer:
     Parameters
     ----------
     identity : IdentityConfig
-        Gives each model its namespace, or says that it is not to be cached.
+        Gives each model its tag, or says that it is not to be cached.
     """
 
-    def __init__(
-        self, identity: IdentityConfig, surroundings: Surroundings, counts: Counts
-    ) -> None:
-        self._identity = identity
-        self._surroundings = surroundings.text()
+    def __init__(self, identity: IdentityConfig, context: KeyContext, counts: Counts) -> None:
+        self._context = context.text()
         self._counts = counts
-        self._defects = Defects(counts)
-        self._scopes: dict[tuple[Any, ...], Scope | None] = {}
+        self._boundary = ErrorBoundary(counts)
+        self._scopes = Scopes(identity, counts, self._new_scope, _RISK)
 
     def digest(self, key: CacheEngineKey) -> bytes:
         """Name one key."""
@@ -107,15 +95,7 @@ class KeyNamer:
 
     def digests(self, keys: Iterable[CacheEngineKey]) -> list[bytes]:
         """Name every key, in order; :data:`NO_DIGEST` for those that are never stored."""
-        keys = list(keys)
-        with contextlib.suppress(Exception):
-            return self._digests(keys)
-        return [self._digest_or_none(key) for key in keys]  # one that is none costs others nothing
-
-    def _digest_or_none(self, key: CacheEngineKey) -> bytes:
-        with self._defects.caught("keys_refused_malformed", f"a {type(key).__name__} is no key"):
-            return self._digests([key])[0]
-        return NO_DIGEST
+        return name_each(list(keys), self._digests, self._boundary)
 
     def _digests(self, keys: Sequence[CacheEngineKey]) -> list[bytes]:
         digests: list[bytes] = []
@@ -135,48 +115,35 @@ class KeyNamer:
 
     def _scope(self, ident: tuple[Any, ...]) -> Scope | None:
         try:
-            return self._scopes[ident]
-        except KeyError:
-            pass
+            hash(ident)
         except TypeError:  # a tag with a value that cannot be hashed
             self._counts.add("keys_refused_tags")
             return None
-        if len(self._scopes) >= MAX_SCOPES:
-            self._scopes.clear()
-        scope = self._scopes[ident] = self._new_scope(*ident)
-        return scope
+        return self._scopes.of(ident)
 
     def _new_scope(
         self,
+        model_tag: str,
         model: str,
         world_size: int,
         rank: int,
         dtype: str,
         tags: Sequence[tuple[str, Any]] | None,
         layer: int = -1,
-    ) -> Scope | None:
-        namespace = self._identity.namespace_of(model)
-        if namespace is None:
-            self._counts.add("keys_refused_no_namespace")
-            return None
-        told = [(f"tag.{name}", f"{type(value).__name__}:{value}") for name, value in tags or ()]
-        scope = Scope(
+    ) -> Scope:
+        request_tags = [
+            (f"tag.{name}", f"{type(value).__name__}:{value}") for name, value in tags or ()
+        ]
+        return Scope(
             "in-process",
             model,
             rank,
-            namespace=namespace,
+            model_tag=model_tag,
             world_size=world_size,
             dtype=dtype,
-            tags=((SURROUNDINGS_TAG, self._surroundings), *told),
+            tags=((CONTEXT_TAG, self._context), *request_tags),
             layer=layer,
         )
-        try:
-            scope.pack()
-        except TooLargeError as problem:
-            self._counts.add("keys_refused_scope")
-            log.warning("a key of model %.100a cannot be stored: %s", model, problem)
-            return None
-        return scope
 
 
 def _getter(kind: type) -> Callable[[CacheEngineKey], tuple[Any, ...]]:
@@ -196,12 +163,12 @@ def _digests(prefix: bytes, hashes: list[int]) -> list[bytes]:
 
 
 def fields_of(scope: Scope) -> dict[str, str]:
-    """Return what a scope says of model and surroundings, by name, for comparison."""
-    text = dict(scope.tags).get(SURROUNDINGS_TAG, "")
+    """Return what a scope says of model and context, by name, for comparison."""
+    text = dict(scope.tags).get(CONTEXT_TAG, "")
     return {
         "mode": scope.kind,
         "model": scope.model,
-        "namespace": scope.namespace,
+        "model_tag": scope.model_tag,
         "rank": str(scope.rank),
         "world_size": str(scope.world_size),
         "dtype": scope.dtype,

@@ -24,7 +24,7 @@ from fx100_lmcache.burst_log import BurstLog
 from fx100_lmcache.lmcache.buffers import fits, io_buffer
 from fx100_lmcache.lmcache.compat.memory import MemoryFormat, MemoryObj
 from fx100_lmcache.lmcache.counts import Counts
-from fx100_lmcache.lmcache.defects import Defects
+from fx100_lmcache.lmcache.error_boundary import ErrorBoundary
 from fx100_lmcache.lmcache.events import EventThread, Handler
 from fx100_lmcache.lmcache.inprocess.puts import PutQueue
 from fx100_lmcache.lmcache.mp.tasks import in_parts
@@ -64,9 +64,9 @@ class _Kind:
 class _Batch:
     """Objects that are being filled. Whoever asked takes them, or leaves them to be freed."""
 
-    def __init__(self, count: int, notify: Callable[[], None], defects: Defects) -> None:
+    def __init__(self, count: int, notify: Callable[[], None], boundary: ErrorBoundary) -> None:
         self._notify = notify
-        self._defects = defects
+        self._boundary = boundary
         self._lock = threading.Lock()
         self._objects: list[MemoryObj | None] = [None] * count
         self._places: list[int] = []
@@ -99,7 +99,7 @@ class _Batch:
                 obj, self._objects[place] = self._objects[place], None
                 if not result.in_kernel:
                     bad.append(obj)
-        release(bad, self._defects)
+        release(bad, self._boundary)
         with self._lock:
             self._out.discard(part)
             over = not self._out
@@ -109,7 +109,7 @@ class _Batch:
     def fail(self) -> None:
         """Nothing was asked of the store: free everything."""
         objects, self._objects = self._objects, [None] * len(self._objects)
-        release(objects, self._defects)
+        release(objects, self._boundary)
         self._end()
 
     def _end(self) -> None:
@@ -117,7 +117,7 @@ class _Batch:
             self._done = True
             left = self._left
         if left:
-            release(self.take(), self._defects)
+            release(self.take(), self._boundary)
         self._notify()
 
     def take(self) -> list[MemoryObj | None]:
@@ -145,14 +145,14 @@ class Loads:
     def __init__(self, store: Store, counts: Counts, load_s: float, puts: PutQueue) -> None:
         self._store = store
         self._counts = counts
-        self._defects = Defects(counts)
+        self._boundary = ErrorBoundary(counts)
         self._load_s = load_s
         self._puts = puts
         self._kinds: dict[int, _Kind | None] = {}
         self._short = BurstLog(log, "chunks were not loaded")
         start = Handler(each=lambda start: start())
         self._events = EventThread(
-            {partial: start}, lambda: False, self._defects, name="fx100-loads"
+            {partial: start}, lambda: False, self._boundary, name="fx100-loads"
         )
         self._events.start()
 
@@ -164,7 +164,7 @@ class Loads:
     def get(self, digests: Sequence[bytes], allocator: Allocator) -> list[MemoryObj | None]:
         """Load objects and wait; None for each that is not there or failed."""
         done = threading.Event()
-        batch = _Batch(len(digests), done.set, self._defects)
+        batch = _Batch(len(digests), done.set, self._boundary)
         self._start(batch, digests, allocator, time.monotonic() + self._load_s)
         if not done.wait(self._load_s + GRACE_S):
             self._counts.add("loads_abandoned")
@@ -181,9 +181,9 @@ class Loads:
             try:
                 loop.call_soon_threadsafe(ready.set)
             except RuntimeError:  # the loop was closed: nobody will take them
-                release(batch.take(), self._defects)
+                release(batch.take(), self._boundary)
 
-        batch = _Batch(len(digests), notify, self._defects)
+        batch = _Batch(len(digests), notify, self._boundary)
         until = time.monotonic() + self._load_s
         self._events.post(partial(self._start, batch, digests, allocator, until))
         try:
@@ -191,14 +191,14 @@ class Loads:
         except TimeoutError:
             self._counts.add("loads_abandoned")
         except asyncio.CancelledError:
-            release(batch.take(), self._defects)
+            release(batch.take(), self._boundary)
             raise
         return batch.take()
 
     def _start(
         self, batch: _Batch, digests: Sequence[bytes], allocator: Allocator, until: float
     ) -> None:
-        caught = self._defects.caught("load_errors", f"a load of {len(digests)} chunks failed")
+        caught = self._boundary.caught("load_errors", f"a load of {len(digests)} chunks failed")
         items = None
         with caught:
             items = self._items(batch, digests, allocator, until)
@@ -222,10 +222,10 @@ class Loads:
         """Take memory for everything that is there, as far as it goes."""
         items = []
         described = self._store.describe(digests)
-        for place, (digest, told) in enumerate(zip(digests, described, strict=True)):
-            if told is None:
+        for place, (digest, found) in enumerate(zip(digests, described, strict=True)):
+            if found is None:
                 continue
-            length, number = told
+            length, number = found
             kind = self._kind(number)
             if kind is None:
                 continue
@@ -244,7 +244,7 @@ class Loads:
             batch.add(place, obj)
             accept, let_go = (
                 partial(fits, kind.layout, length),
-                partial(release, [obj], self._defects),
+                partial(release, [obj], self._boundary),
             )
             items.append(LoadItem(digest, io_buffer(obj), accept, let_go))
         return items
@@ -295,9 +295,9 @@ def _kind_of(layout: Layout) -> _Kind:
     return _Kind(layout, size_bytes, shapes, dtypes, MemoryFormat[layout.format])
 
 
-def release(objects: Iterable[MemoryObj | None], defects: Defects) -> None:
+def release(objects: Iterable[MemoryObj | None], boundary: ErrorBoundary) -> None:
     """Give back one reference of each object."""
     for obj in objects:
         if obj is not None:
-            with defects.caught("load_errors", "LMCache did not take an object back"):
+            with boundary.caught("load_errors", "LMCache did not take an object back"):
                 obj.ref_count_down()

@@ -68,7 +68,7 @@ class Notices:
             os.close(self._fd)  # the last user unlinked it just now
         raise OSError(errno.EAGAIN, "it goes again and again", str(path))
 
-    def tell(self, requests: Iterable[str]) -> None:
+    def publish(self, requests: Iterable[str]) -> None:
         """Note requests of which something could not be loaded.
 
         Raises

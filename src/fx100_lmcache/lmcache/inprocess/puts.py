@@ -17,14 +17,14 @@ from fx100_lmcache.lmcache.buffers import io_buffer, layout_of, packed_meta
 from fx100_lmcache.lmcache.compat.inprocess import CacheEngineKey
 from fx100_lmcache.lmcache.compat.memory import MemoryObj
 from fx100_lmcache.lmcache.counts import Counts
-from fx100_lmcache.lmcache.defects import Defects
+from fx100_lmcache.lmcache.error_boundary import ErrorBoundary
 from fx100_lmcache.lmcache.events import EventThread, Handler
 from fx100_lmcache.ondisk.chunk_meta import Scope
 from fx100_lmcache.store import PutItem, PutResult, Store
 
 log = logging.getLogger(__name__)
 
-Told = Callable[[CacheEngineKey], None]
+Notified = Callable[[CacheEngineKey], None]
 
 AFTER_S = 1.0
 """So long after its deadline a put whose call failed is surely over."""
@@ -41,7 +41,7 @@ class Offer:
     ----------
     scope : Scope
         Everything of the key but its hash.
-    tell : callable or None
+    on_complete : callable or None
         Given the key when the object can be read back.
     """
 
@@ -49,7 +49,7 @@ class Offer:
     digest: bytes
     scope: Scope
     obj: MemoryObj
-    tell: Told | None = None
+    on_complete: Notified | None = None
     size: int = 0
 
 
@@ -94,7 +94,7 @@ class PutQueue:
     ) -> None:
         self._store = store
         self._counts = counts
-        self._defects = Defects(counts)
+        self._boundary = ErrorBoundary(counts)
         self._limit_bytes = limit_bytes
         self._second_touch = second_touch
         self._lock = threading.Condition()
@@ -104,7 +104,7 @@ class PutQueue:
         self._closed = False
         self._dropped = BurstLog(log, "chunks were not stored")
         handlers = {Offer: Handler(each=self._begin), _Done: Handler(each=self._finish)}
-        self._events = EventThread(handlers, lambda: False, self._defects, name="fx100-puts")
+        self._events = EventThread(handlers, lambda: False, self._boundary, name="fx100-puts")
         self._events.start()
 
     @property
@@ -115,7 +115,7 @@ class PutQueue:
     def offer(self, offers: Sequence[Offer]) -> None:
         """Take objects over, as far as the bound allows; each taken gets a reference."""
         for offer in offers:
-            with self._defects.caught("put_refused", "a chunk cannot be stored"):
+            with self._boundary.caught("put_refused", "a chunk cannot be stored"):
                 reason = self._take(offer)
                 if reason is not None:
                     self._not_taken(reason)
@@ -178,13 +178,13 @@ class PutQueue:
             self._events.post(_Done(offer, results[0]))
 
         item = None
-        with self._defects.caught("put_refused", "a chunk cannot be stored"):
+        with self._boundary.caught("put_refused", "a chunk cannot be stored"):
             meta = packed_meta(offer.scope, layout_of(offer.obj))
             item = PutItem(offer.digest, meta, io_buffer(offer.obj))
         if item is None:
             self._release(offer)
             return
-        with self._defects.caught("put_errors", "a chunk was not stored"):
+        with self._boundary.caught("put_errors", "a chunk was not stored"):
             self._store.put([item], done)
             return
         # it may be on its way, and its bytes are hashed only as they are written: the memory must
@@ -199,12 +199,12 @@ class PutQueue:
         if not result.stored:
             self._counts.add("put_failed")
             self._dropped.note(result.reason)
-        elif offer.tell is not None:
-            self._tell(offer.tell, offer.key)
+        elif offer.on_complete is not None:
+            self._notify(offer.on_complete, offer.key)
 
-    def _tell(self, tell: Told, key: CacheEngineKey) -> None:
-        with self._defects.caught("callback_errors", "an on_complete_callback failed"):
-            tell(key)
+    def _notify(self, on_complete: Notified, key: CacheEngineKey) -> None:
+        with self._boundary.caught("callback_errors", "an on_complete_callback failed"):
+            on_complete(key)
 
     def _release(self, offer: Offer) -> bool:
         """Give an object back, once."""
@@ -212,7 +212,7 @@ class PutQueue:
             if self._held.get(offer.digest) is not offer:
                 return False
             del self._held[offer.digest]
-        with self._defects.caught("put_errors", "LMCache did not take an object back"):
+        with self._boundary.caught("put_errors", "LMCache did not take an object back"):
             offer.obj.ref_count_down()
         with self._lock:
             self._held_bytes -= offer.size

@@ -9,6 +9,7 @@ from typing import Any
 
 from fx100_lmcache import config as settings
 from fx100_lmcache.config import Config
+from fx100_lmcache.findings import warning
 from fx100_lmcache.lmcache.compat.inprocess import MOVED, root_hash
 from fx100_lmcache.lmcache.inprocess.checks import (
     Host,
@@ -21,7 +22,7 @@ from fx100_lmcache.lmcache.inprocess.checks import (
     saves_only_first_rank,
     warnings_for,
 )
-from fx100_lmcache.lmcache.inprocess.keys import Surroundings
+from fx100_lmcache.lmcache.inprocess.keys import KeyContext
 from fx100_lmcache.lmcache.versions import DEPRECATED, version_warnings
 from fx100_lmcache.ondisk.geometry import round_up
 
@@ -59,7 +60,7 @@ class Setup:
     first_shard: int | None
     staging_bytes: int
     bytes_per_token: int
-    surroundings: Surroundings
+    key_context: KeyContext
 
 
 def prepare(config: Any, metadata: Any, local_cpu_backend: Any, plugin: str) -> Setup:
@@ -82,9 +83,9 @@ def prepare(config: Any, metadata: Any, local_cpu_backend: Any, plugin: str) -> 
     host = ask_vllm(metadata.engine_id)
     staging_bytes = int(config.max_local_cpu_size * GIB)
     chunk_bytes = _chunk_bytes(metadata)
-    for text in [
+    for each in [
         *version_warnings(),
-        *(["; ".join(DEPRECATED)] if MOVED else []),
+        *([warning("LMCache inside vLLM", *DEPRECATED)] if MOVED else []),
         *warnings_for(config, host, _names(config, plugin)),
         *check_hosts(config, metadata, host),
         *check_staging(
@@ -95,7 +96,7 @@ def prepare(config: Any, metadata: Any, local_cpu_backend: Any, plugin: str) -> 
             staging_bytes,
         ),
     ]:
-        log.warning(text)
+        log.warning(each.line)
     path, ours = _our_config(config)
     shard = _shard(config, ours, metadata, host)
     alone = metadata.world_size == 1 or saves_only_first_rank(config, metadata)
@@ -106,7 +107,7 @@ def prepare(config: Any, metadata: Any, local_cpu_backend: Any, plugin: str) -> 
         None if alone else shard - metadata.worker_id,
         staging_bytes,
         max(1, chunk_bytes // metadata.chunk_size),
-        _surroundings(config, metadata, host),
+        _key_context(config, metadata, host),
     )
 
 
@@ -127,7 +128,9 @@ def _our_config(config: Any) -> tuple[Path, Config]:
     path = config.get_extra_config_value("fx100.config")
     if not isinstance(path, str) or not path:
         raise UnsupportedSetupError(
-            "extra_config has no fx100.config: set it to the path of the volume's YAML"
+            "extra_config has no fx100.config",
+            "the plugin does not know its volume",
+            "set it to the path of the volume's YAML",
         )
     file = Path(path).expanduser().absolute()
     return file, settings.load(file)
@@ -137,19 +140,23 @@ def _shard(config: Any, ours: Config, metadata: Any, host: Host) -> int:
     """Return the shard of this rank, in this replica of the engine."""
     base = config.get_extra_config_value("fx100.shard_base", ours.inprocess.shard_base)
     if isinstance(base, bool) or not isinstance(base, int) or base < 0:
-        raise UnsupportedSetupError(f"fx100.shard_base must be a number from 0 on, not {base!r}")
+        raise UnsupportedSetupError(
+            f"fx100.shard_base is {base!r}",
+            "rank r opens shard fx100.shard_base + r",
+            "set it to a number from 0 on",
+        )
     shard: int = base + host.data_parallel_rank * metadata.world_size + metadata.worker_id
     if shard >= ours.volume.shards:
         raise UnsupportedSetupError(
-            f"rank {metadata.worker_id} needs shard {shard}, the volume has {ours.volume.shards}: "
-            "one is needed for every rank of every instance and replica. Set volume.shards and "
-            "format the volume anew, or lower shard_base"
+            f"rank {metadata.worker_id} needs shard {shard}, the volume has {ours.volume.shards}",
+            "one is needed for every rank of every instance and replica",
+            "set volume.shards and format the volume anew, or lower shard_base",
         )
     return shard
 
 
-def _surroundings(config: Any, metadata: Any, host: Host) -> Surroundings:
-    return Surroundings(
+def _key_context(config: Any, metadata: Any, host: Host) -> KeyContext:
+    return KeyContext(
         hash_algorithm=config.pre_caching_hash_algorithm,
         hash_seed=f"{root_hash() & (2**64 - 1):016x}",
         chunk_tokens=metadata.chunk_size,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fx100_lmcache.lmcache.compat.mp import L2AdapterListener, ObjectKey
-from fx100_lmcache.lmcache.defects import Caught, Defects
+from fx100_lmcache.lmcache.error_boundary import Caught, ErrorBoundary
 
 
 class PatientListener(L2AdapterListener):  # type: ignore[misc]
@@ -15,9 +15,9 @@ class PatientListener(L2AdapterListener):  # type: ignore[misc]
         May raise; its defects are counted and logged, and it goes on hearing of everything.
     """
 
-    def __init__(self, listener: L2AdapterListener, defects: Defects) -> None:
+    def __init__(self, listener: L2AdapterListener, boundary: ErrorBoundary) -> None:
         self._listener = listener
-        self._defects = defects
+        self._boundary = boundary
 
     def on_l2_keys_stored(self, keys: list[ObjectKey], sizes: list[int]) -> None:
         """Tell of keys that were stored."""
@@ -37,4 +37,4 @@ class PatientListener(L2AdapterListener):  # type: ignore[misc]
     def _caught(self, what: str, keys: list[ObjectKey]) -> Caught:
         name = type(self._listener).__name__
         text = f"{name} did not take {len(keys)} keys {what}"
-        return self._defects.caught("listener_errors", text)
+        return self._boundary.caught("listener_errors", text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fx100_lmcache.lmcache.compat.mp import KeyEntry, KeyListPage
-from fx100_lmcache.lmcache.mp.keys import KeyTranslator
+from fx100_lmcache.lmcache.mp.keys import KeyNamer
 from fx100_lmcache.store import Store
 
 STEP_ROWS = 512
@@ -34,7 +34,7 @@ def check_page(page_size: object, cursor: object) -> None:
 
 
 def list_keys(
-    store: Store, keys: KeyTranslator, model_name: str | None, page_size: int, cursor: str | None
+    store: Store, keys: KeyNamer, model_name: str | None, page_size: int, cursor: str | None
 ) -> KeyListPage:
     """List keys from the cursor on, which is the number of a row.
 

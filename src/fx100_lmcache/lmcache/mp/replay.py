@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from fx100_lmcache.lmcache.compat.mp import L2AdapterListener, ObjectKey
-from fx100_lmcache.lmcache.defects import Defects
-from fx100_lmcache.lmcache.mp.keys import KeyTranslator
+from fx100_lmcache.lmcache.error_boundary import ErrorBoundary
+from fx100_lmcache.lmcache.mp.keys import KeyNamer
 from fx100_lmcache.store import Store
 
 log = logging.getLogger(__name__)
@@ -28,10 +28,10 @@ MAX_RECENT = 65_536
 class Replays:
     """Listeners that have not heard of everything yet. Thread-safe."""
 
-    def __init__(self, store: Store, keys: KeyTranslator, defects: Defects) -> None:
+    def __init__(self, store: Store, keys: KeyNamer, boundary: ErrorBoundary) -> None:
         self._store = store
         self._keys = keys
-        self._defects = defects
+        self._boundary = boundary
         self._lock = threading.Lock()  # listeners register while the event thread is at work
         self._open: deque[_Replay] = deque()
 
@@ -58,8 +58,8 @@ class Replays:
                 return False
             replay = self._open[0]
         ended = True
-        with self._defects.caught("event_errors", "a listener hears no more of what was there"):
-            ended = replay.tell_batch(self._keys)
+        with self._boundary.caught("event_errors", "a listener hears no more of what was there"):
+            ended = replay.announce_batch(self._keys)
         with self._lock:
             self._open.rotate(-1)
             if ended:
@@ -79,7 +79,7 @@ class _Replay:
         self._listener = listener
         self._batches = batches
         self._recent: dict[ObjectKey, None] = {}
-        self._told = 0
+        self._announced = 0
 
     def note_used(self, keys: Sequence[ObjectKey]) -> None:
         for key in reversed(keys):  # of a request the first key is worth most
@@ -88,18 +88,18 @@ class _Replay:
         while len(self._recent) > MAX_RECENT:
             del self._recent[next(iter(self._recent))]
 
-    def tell_batch(self, keys: KeyTranslator) -> bool:
+    def announce_batch(self, keys: KeyNamer) -> bool:
         """Tell the next batch; True if that was all."""
         batch = next(self._batches, None)
         if batch is None:
             # policies take the first of a list as the most valuable, so newest first
             if self._recent:
                 self._listener.on_l2_keys_accessed(list(reversed(self._recent)))
-            log.info("told a listener of %d entries that were there before", self._told)
+            log.info("told a listener of %d entries that were there before", self._announced)
             return True
-        told = [(keys.key_of(digest, meta), length) for digest, length, meta in reversed(batch)]
-        known = [(key, length) for key, length in told if key is not None]
+        named = [(keys.key_of(digest, meta), length) for digest, length, meta in reversed(batch)]
+        known = [(key, length) for key, length in named if key is not None]
         if known:
             self._listener.on_l2_keys_stored([k for k, _ in known], [n for _, n in known])
-            self._told += len(known)
+            self._announced += len(known)
         return False

@@ -6,7 +6,7 @@ import threading
 from typing import Any, Generic, TypeVar
 
 from fx100_lmcache.lmcache.compat.mp import create_event_notifier
-from fx100_lmcache.lmcache.defects import Defects
+from fx100_lmcache.lmcache.error_boundary import ErrorBoundary
 
 T = TypeVar("T")
 
@@ -19,8 +19,8 @@ _TRIES = 3
 class Results(Generic[T]):
     """Finished tasks of one kind. Thread-safe; only the constructor raises."""
 
-    def __init__(self, defects: Defects) -> None:
-        self._defects = defects
+    def __init__(self, boundary: ErrorBoundary) -> None:
+        self._boundary = boundary
         self._notifier = create_event_notifier()
         self._lock = threading.Lock()
         self._ready: dict[int, T] = {}
@@ -41,7 +41,7 @@ class Results(Generic[T]):
 
     def _signal(self) -> None:
         for _ in range(_TRIES):  # the next result's signal would do, but there may be none
-            with self._defects.caught("event_errors", "LMCache could not be told of a result"):
+            with self._boundary.caught("event_errors", "LMCache could not be told of a result"):
                 self._notifier.notify()
                 return
 

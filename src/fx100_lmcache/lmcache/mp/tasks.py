@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fx100_lmcache.lmcache.buffers import fits, io_buffer, layout_of
 from fx100_lmcache.lmcache.compat.memory import MemoryObj
-from fx100_lmcache.lmcache.defects import Defects
+from fx100_lmcache.lmcache.error_boundary import ErrorBoundary
 from fx100_lmcache.store import LoadItem, LoadResult, PutResult
 
 if TYPE_CHECKING:  # the plugin uses what is here, too, and in-process these need not be there
@@ -151,7 +151,7 @@ def listed(values: Any) -> list[Any]:
     return []
 
 
-def plan_load(task: LoadTask, digests: Sequence[bytes], defects: Defects) -> None:
+def plan_load(task: LoadTask, digests: Sequence[bytes], boundary: ErrorBoundary) -> None:
     """Say where the objects of a task go; one that cannot be written to is left out.
 
     Raises
@@ -162,7 +162,7 @@ def plan_load(task: LoadTask, digests: Sequence[bytes], defects: Defects) -> Non
     items: list[LoadItem] = []
     places: list[int] = []
     for place, (digest, obj) in enumerate(zip(digests, task.objects, strict=True)):
-        with defects.caught("load_buffers_refused", "the destination of a load was refused"):
+        with boundary.caught("load_buffers_refused", "the destination of a load was refused"):
             buffer, layout = io_buffer(obj), layout_of(obj)
             if buffer.view.readonly:
                 raise ValueError("destination cannot be written to")
@@ -179,11 +179,11 @@ def in_parts(items: Sequence[LoadItem]) -> list[list[LoadItem]]:
     return [list(items[start:end]) for start, end in pairwise(ends)]
 
 
-def size_objects(task: LoadTask, defects: Defects) -> None:
+def size_objects(task: LoadTask, boundary: ErrorBoundary) -> None:
     """Tell each object that was loaded how much of it is used, and set its bit."""
     for place, length in task.loaded():
         # an object of LMCache's may raise; without a result its request would hang
-        with defects.caught("load_errors", "an object that was loaded is reported as a miss"):
+        with boundary.caught("load_errors", "an object that was loaded is reported as a miss"):
             obj = task.objects[place]
             if length < obj.get_size():
                 obj.set_used_size(length)

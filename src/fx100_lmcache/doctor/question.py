@@ -1,10 +1,8 @@
-"""What is asked, and how a finding is made."""
+"""What the operator asks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-from fx100_lmcache.nvmf.check import Finding, Severity
 
 MP, IN_PROCESS = "mp", "in-process"
 
@@ -35,23 +33,3 @@ class Question:
     ranks: int = 1
     l1_bytes: int | None = None
     running: bool = False
-
-
-def ok(subject: str, what: str) -> Finding:
-    """Say what is well."""
-    return Finding(Severity.OK, subject, what)
-
-
-def note(subject: str, what: str, why: str, do: str = "") -> Finding:
-    """Say what was not checked, or is merely good to know."""
-    return Finding(Severity.NOTE, subject, what, why, do)
-
-
-def warning(subject: str, what: str, why: str, do: str) -> Finding:
-    """Say what works, but not as well or as surely as it could."""
-    return Finding(Severity.WARNING, subject, what, why, do)
-
-
-def problem(subject: str, what: str, why: str, do: str) -> Finding:
-    """Say what would not work."""
-    return Finding(Severity.PROBLEM, subject, what, why, do)

@@ -13,8 +13,8 @@ from fx100_lmcache.lmcache.counts import Counts
 log = logging.getLogger(__name__)
 
 
-class Defects:
-    """Counts and logs defects, so that whoever meets one can go on. Thread-safe; never raises."""
+class ErrorBoundary:
+    """Where exceptions end, counted and logged. Thread-safe; never raises."""
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
@@ -46,12 +46,12 @@ class Defects:
 
 
 class Caught:
-    """A place where exceptions end; see `Defects.caught`."""
+    """A place where exceptions end; see `ErrorBoundary.caught`."""
 
     def __init__(
-        self, defects: Defects, counter: str, what: str, kind: type[BaseException]
+        self, boundary: ErrorBoundary, counter: str, what: str, kind: type[BaseException]
     ) -> None:
-        self._defects = defects
+        self._boundary = boundary
         self._counter = counter
         self._what = what
         self._kind = kind
@@ -67,5 +67,5 @@ class Caught:
     ) -> bool:
         if not isinstance(problem, self._kind):
             return False
-        self._defects.note(self._counter, self._what, problem)
+        self._boundary.note(self._counter, self._what, problem)
         return True
