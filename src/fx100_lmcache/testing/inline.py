@@ -7,19 +7,16 @@ stays in the kernel until :meth:`InlineLanes.release`.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Iterable, Sequence
-
-import xxhash
 
 from fx100_lmcache.engine.defects import Defects
 from fx100_lmcache.engine.engine import LaneEngine
 from fx100_lmcache.engine.jobs import Status, Transfer
 from fx100_lmcache.engine.lane import Finish
 from fx100_lmcache.engine.member_slot import EngineOptions
+from fx100_lmcache.engine.mover import Mover, outcome_of
 from fx100_lmcache.engine.stripe import Probe
 from fx100_lmcache.members.base import Member
-from fx100_lmcache.ondisk.geometry import round_up
 from fx100_lmcache.testing.clock import SimulatedClock
 
 
@@ -31,8 +28,7 @@ class InlineLane:
     """Moves one member's transfers at once."""
 
     def __init__(self, member: Member, max_io_bytes: int, finish: Finish) -> None:
-        self._member = member
-        self._max_io_bytes = max_io_bytes
+        self._mover = Mover(member, lambda: max_io_bytes)
         self._finish = finish
         self._closed = False
         self.stalled: list[Transfer] = []
@@ -71,37 +67,14 @@ class InlineLane:
             self._make(transfer)
 
     def _make(self, transfer: Transfer) -> None:
-        align = self._member.logical_block_bytes
-        padded = bytearray(round_up(transfer.length, align))
-        payload = transfer.buffer.view[transfer.start : transfer.start + transfer.length]
         try:
-            if transfer.job.write:
-                checksum = xxhash.xxh3_64_intdigest(payload)
-                padded[: transfer.length] = payload
-                self._each(transfer, padded, self._member.write_from)
-            else:
-                self._each(transfer, padded, self._member.read_into)
-                checksum = xxhash.xxh3_64_intdigest(memoryview(padded)[: transfer.length])
-                payload[:] = padded[: transfer.length]
+            checksum = self._mover.move(transfer)
         except Stalled:
             self.stalled.append(transfer)
         except OSError as problem:
             self._finish(transfer, Status.ERROR, 0, problem)
         else:
-            wrong = transfer.expected is not None and transfer.expected != checksum
-            self._finish(transfer, Status.MISMATCH if wrong else Status.OK, checksum, None)
-
-    def _each(self, transfer: Transfer, data: bytearray, call: object) -> None:
-        limit = transfer.max_io_bytes or self._max_io_bytes
-        at = 0
-        while at < len(data):
-            part = memoryview(data)[at : at + limit]
-            moved = call(transfer.offset + at, part)  # type: ignore[operator]
-            if moved < len(part):
-                moved -= moved % self._member.logical_block_bytes
-            if moved <= 0:
-                raise OSError(errno.ENODEV, f"{self._member.name} moved nothing")
-            at += moved
+            self._finish(transfer, outcome_of(transfer, checksum), checksum, None)
 
 
 class InlineLanes:
