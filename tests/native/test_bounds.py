@@ -353,7 +353,7 @@ def test_a_batch_past_the_end_of_its_member_is_refused_as_an_error_of_ours(
 
     two = np.array([2 * BLOCK, 2 * BLOCK])
     columns = {
-        "counts": np.array([1, 1]),
+        "piece_counts": np.array([1, 1]),
         "members": np.array([0, 0]),
         "offsets": np.array([0, MEMBER_BYTES]),
         "lengths": two,

@@ -69,12 +69,13 @@ class InlineLane:
     def _make(self, transfer: Transfer) -> None:
         try:
             checksum = self._mover.move(transfer)
+            outcome = outcome_of(transfer, checksum)
         except Stalled:
             self.stalled.append(transfer)
-        except OSError as problem:
+        except Exception as problem:  # noqa: BLE001 - told to the engine, as by the lanes of threads
             self._finish(transfer, Status.ERROR, 0, problem)
         else:
-            self._finish(transfer, outcome_of(transfer, checksum), checksum, None)
+            self._finish(transfer, outcome, checksum, None)
 
 
 class InlineLanes:

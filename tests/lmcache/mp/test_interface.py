@@ -389,7 +389,7 @@ def test_an_untested_lmcache_is_named_with_what_to_do(
     old = Supported("LMCache", ("lmcache",), "0.3", "0.3", ("0.3.9",))
     monkeypatch.setattr("fx100_lmcache.lmcache.l2_adapter.LMCACHE", old)
     adapter_on(Rig.fresh(2, 512 * 1024))
-    assert "outside the supported range 0.3.*" in caplog.text
+    assert "outside the supported range: 0.3.*" in caplog.text
     assert "pip install 'lmcache==0.3.9'" in caplog.text
 
 
