@@ -71,6 +71,10 @@ class Bench:
         Outcomes of this gate's steps so far, by name.
     say : callable
         Shows what is being done, in a few words.
+    sysfs : Path
+        Where the kernel shows its devices.
+    now, pause : callable
+        Time in seconds, and sleeping.
     """
 
     config_path: Path
@@ -82,7 +86,10 @@ class Bench:
     paths: Paths | None = None
     earlier: dict[str, Outcome] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
+    sysfs: Path = Path("/sys")
     say: Callable[[str], None] = lambda _text: None
+    now: Callable[[], float] = time.monotonic
+    pause: Callable[[float], None] = time.sleep
 
     @property
     def raw(self) -> Path:

@@ -100,7 +100,13 @@ def gate(bench: Bench) -> Gate:
             once_s + 2,
             writes=f"{text} of objects of its own into the free space of the volume",
         ),
-        Step(RESTART, "all of them are found again after a restart, soon enough", _restart, 5, needs=STORE),
+        Step(
+            RESTART,
+            "all of them are found again after a restart, soon enough",
+            _restart,
+            5,
+            needs=STORE,
+        ),
         Step(
             SEQUENTIAL,
             "what one member read one chunk at a time brings",

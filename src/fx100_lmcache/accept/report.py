@@ -49,7 +49,8 @@ caption { text-align: left; color: var(--soft); padding: .2rem 0 }
 th, td { text-align: left; padding: .25rem .8rem .25rem 0; vertical-align: top;
   border-bottom: 1px solid var(--line); overflow-wrap: anywhere }
 th { color: var(--soft); font-weight: 600 }
-td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
+th.number, td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
+table.checks { table-layout: fixed } .checks th:last-child { width: 6rem }
 figure { margin: .8rem 0 } figure svg { max-width: 100%; height: auto }
 figcaption { color: var(--soft); font-size: .87rem }
 pre { background: var(--panel); border: 1px solid var(--line); border-radius: 6px; padding: .7rem;
@@ -196,20 +197,27 @@ def _checks(checks: list[Check]) -> str:
         for each in checks
     )
     head = "<tr><th>looked at</th><th>found</th><th>wanted</th><th></th></tr>"
-    return f'<div class="wide"><table>{head}{rows}</table></div>'
+    return f'<div class="wide"><table class="checks">{head}{rows}</table></div>'
 
 
 def _table(table: Table) -> str:
     caption = f"<caption>{_e(table.title)}</caption>" if table.title else ""
-    head = "".join(f"<th>{_e(each)}</th>" for each in table.columns)
+    first = table.rows[0] if table.rows else ("",) * len(table.columns)
+    head = "".join(
+        f"<th{_kind(value)}>{_e(name)}</th>"
+        for name, value in zip(table.columns, first, strict=True)
+    )
     rows = "".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in table.rows)
     return f'<div class="wide"><table>{caption}<tr>{head}</tr>{rows}</table></div>'
 
 
 def _cell(value: Any) -> str:
+    return f"<td{_kind(value)}>{_e(f'{value:g}' if isinstance(value, float) else value)}</td>"
+
+
+def _kind(value: Any) -> str:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    kind = ' class="number"' if number else ""
-    return f"<td{kind}>{_e(f'{value:g}' if isinstance(value, float) else value)}</td>"
+    return ' class="number"' if number else ""
 
 
 def _commands(plain: dict[str, Any]) -> str:

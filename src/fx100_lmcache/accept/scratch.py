@@ -40,7 +40,8 @@ def _checked(path: Path, members: set[tuple[str, int, int] | None]) -> Path:
         raise CannotRunError(f"--destroy {path}: {problem.strerror}") from problem
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISBLK(found.st_mode)):
         raise CannotRunError(f"--destroy {path}: neither a file nor a block device")
-    if _key(path) in members or _disk(path) in {_disk_of(each) for each in members if each}:
+    disks = {_disk_of(each) for each in members if each} - {None}
+    if _key(path) in members or _disk(path) in disks:
         raise CannotRunError(f"--destroy {path}: it is a member of the volume")
     try:
         member = open_member(path, direct="off", exclusive=True)

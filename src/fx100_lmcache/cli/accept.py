@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fx100_lmcache.accept import node
+from fx100_lmcache.accept import arrival, node
 from fx100_lmcache.accept.bench import Bench
 from fx100_lmcache.accept.criteria import load_criteria
 from fx100_lmcache.accept.facts import facts
@@ -29,8 +29,8 @@ _COLOURS = {Verdict.PASSED: "green", Verdict.FAILED: "bold red", Verdict.DOES_NO
 
 app = typer.Typer(
     name="accept",
-    help="Acceptance of an array in four gates, each with a report. Exit codes: 0 passed, 1 failed, "
-    "2 incomplete or could not run, 130 interrupted (the same command goes on).",
+    help="Acceptance of an array in four gates, each with a report. Exit codes: 0 passed, "
+    "1 failed, 2 incomplete or not run, 130 interrupted (the same command goes on).",
     no_args_is_help=True,
 )
 
@@ -53,7 +53,7 @@ Destroy = Annotated[
     typer.Option(
         "--destroy",
         metavar="PATH",
-        help="A file or namespace whose data is destroyed by the tests that write. May be repeated.",
+        help="A file or namespace whose data the tests that write destroy. May be repeated.",
     ),
 ]
 PathHook = Annotated[
@@ -156,6 +156,26 @@ def _show_step(console: Console, step: Step, outcome: Outcome) -> None:
             console.print(f"    {check.what}: {check.found}; wanted: {check.wanted}", markup=False)
 
 
+@app.command("g1")
+@explained
+def g1_command(
+    config: ConfigPath,
+    criteria: CriteriaPath = None,
+    out: Out = None,
+    scale: Scale = 1.0,
+    yes: Yes = False,
+    plan: PlanOnly = False,
+    fresh: Fresh = False,
+    destroy: Destroy = None,
+    path_hook: PathHook = None,
+) -> None:
+    """Arrival: identity, paths, health, fio on every member, every path pulled once.
+
+    Members are only read, and the volume may be in use; then the numbers are of what is left.
+    """
+    _go(arrival.gate, config, criteria, out, scale, yes, plan, fresh, destroy, path_hook)
+
+
 @app.command("g2")
 @explained
 def g2_command(
@@ -169,6 +189,6 @@ def g2_command(
 ) -> None:
     """Single node: our engine against fio, sessions at once, restart, doctor.
 
-    The volume must be formatted and not in use. Objects are stored into its free space, and removed.
+    The volume must be formatted and not in use. Objects go into its free space, and are removed.
     """
     _go(node.gate, config, criteria, out, scale, yes, plan, fresh)
