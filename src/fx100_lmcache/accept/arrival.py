@@ -174,9 +174,10 @@ def _table(title: str, found: Mapping[str, Sequence[Measured]]) -> Table:
     for name, some in found.items():
         for each in some:
             cell, late = each.cell, each.latency_ms
-            rows.append((name, f"{cell.pattern} {cell.direction}", format_size(cell.block_bytes),
-                         cell.depth, round(each.gb_per_s, 3),
-                         *(round(late.get(key, 0.0), 3) for key in ("50", "95", "99", "99.9"))))  # fmt: skip
+            ms = (round(late.get(key, 0.0), 3) for key in ("50", "95", "99", "99.9"))
+            size = format_size(cell.block_bytes)
+            load = f"{cell.pattern} {cell.direction}"
+            rows.append((name, load, size, cell.depth, round(each.gb_per_s, 3), *ms))
     columns = ("member", "load", "block", "depth", "GB/s", "p50 ms", "p95 ms", "p99 ms", "p99.9 ms")
     return Table(title, columns, tuple(rows))
 

@@ -18,6 +18,8 @@ from fx100_lmcache.accept.steps import CannotRunError, Outcome
 from fx100_lmcache.child import Ended, TooMuchOutputError, run_child
 from fx100_lmcache.config import Config
 
+LOAD = (sys.executable, "-m", "fx100_lmcache.accept.load")
+"""The process that G4 kills."""
 FX100 = (sys.executable, "-c", "from fx100_lmcache.cli import main; main()")
 MAX_RAW_BYTES = 64 << 20
 
@@ -73,6 +75,8 @@ class Bench:
         Shows what is being done, in a few words.
     sysfs : Path
         Where the kernel shows its devices.
+    load : tuple of str
+        The program of G4's load.
     now, pause : callable
         Time in seconds, and sleeping.
     """
@@ -87,6 +91,7 @@ class Bench:
     earlier: dict[str, Outcome] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     sysfs: Path = Path("/sys")
+    load: tuple[str, ...] = LOAD
     say: Callable[[str], None] = lambda _text: None
     now: Callable[[], float] = time.monotonic
     pause: Callable[[float], None] = time.sleep

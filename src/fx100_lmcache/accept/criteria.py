@@ -92,7 +92,7 @@ class G1Criteria(Section):
     mtu_bytes: Annotated[int, count_field(576, 65_536)] | None = 9000
     port_mbit_per_s: Annotated[int, count_field(1, 10_000_000)] | None = 100_000
     max_percent_used: Annotated[int, count_field(0, 255)] = 10
-    path_back_s: _Seconds = 30.0
+    path_back_s: _Seconds = Field(default=30.0, validation_alias="path_back")
 
 
 class G2Criteria(Section):
@@ -143,6 +143,15 @@ class G3Criteria(Section):
         write. ``{python}`` is this Python.
     server_url, inference_url : str
         Answers with success when ready.
+    baseline : str
+        What stands for ``{store}`` in the runs without the store: ``none`` computes again; the YAML
+        of a volume on local NVMe is what the published figures compare with.
+    session_words : int
+        Short English words of a session, most of them one token.
+    settle_s : float
+        From the last answer to the kill: LMCache stores behind the answers.
+    identical_share : float
+        Share of answers that must be the same in both arms, at greedy decoding.
     ttft_gain : float
         Share by which TTFT p50 with the store is below that without, at least.
     throughput_gain : float
@@ -152,7 +161,7 @@ class G3Criteria(Section):
     """
 
     server: _Words = ("bash", "configs/lmcache-server.sh", "gpu", "{store}")
-    server_url: str = "http://127.0.0.1:8080/healthcheck"
+    server_url: str = "http://127.0.0.1:8180/healthcheck"
     inference: _Words = ("vllm", "serve", "MODEL", "--config", "configs/vllm-mp.yaml")
     inference_url: str = "http://127.0.0.1:8000/health"
     generator: _Words = (
@@ -160,20 +169,23 @@ class G3Criteria(Section):
         *("--model", "MODEL", "--dataset-name", "custom", "--dataset-path", "{prompts}"),
         *("--custom-output-len", "{answer}", "--num-prompts", "{count}"),
         *("--max-concurrency", "{concurrency}", "--disable-shuffle", "--temperature", "0"),
-        *("--ignore-eos", "--save-result", "--save-detailed", "--result-filename", "{result}"),
+        *("--ignore-eos", "--skip-chat-template", "--ready-check-timeout-sec", "0"),
+        *("--save-result", "--save-detailed", "--result-filename", "{result}"),
     )
     environment: dict[str, str] = Field(default_factory=dict)
+    baseline: str = "none"
     sessions: _Count = 34
     session_words: Annotated[int, count_field(16, 1_000_000)] = 30_208
     answer_tokens: _Count = 128
     concurrency: _Depths = (8, 16, 32)
     rounds: _Count = 1
-    start_s: _Seconds = 1200.0
-    settle_s: _Seconds = 20.0
-    generator_s: _Seconds = 3600.0
+    start_s: _Seconds = Field(default=1200.0, validation_alias="start")
+    settle_s: _Seconds = Field(default=20.0, validation_alias="settle")
+    generator_s: _Seconds = Field(default=3600.0, validation_alias="generator_limit")
     ttft_gain: Annotated[float, fraction_field(-10, 1)] = 0.25
     throughput_gain: Annotated[float, fraction_field(-1, 100)] = 0.29
-    goodput_s: _Seconds = 30.0
+    identical_share: Annotated[float, fraction_field(0, 1)] = 1.0
+    goodput_s: _Seconds = Field(default=30.0, validation_alias="goodput")
 
 
 class G4Criteria(Section):
@@ -199,12 +211,12 @@ class G4Criteria(Section):
     )
     objects: Annotated[int, count_field(4, 1_000_000)] = 2000
     threads: Annotated[int, count_field(1, 64)] = 8
-    path_down_s: _Seconds = 60.0
-    path_back_s: _Seconds = 30.0
+    path_down_s: _Seconds = Field(default=60.0, validation_alias="path_down")
+    path_back_s: _Seconds = Field(default=30.0, validation_alias="path_back")
     memory_growth_bytes: _Size = Field(default=64 * MIB, validation_alias="memory_growth")
     descriptor_growth: Annotated[int, count_field(0, 10_000)] = 8
     latency_growth: _Ratio = 1.5
-    restart_s: _Seconds = 60.0
+    restart_s: _Seconds = Field(default=60.0, validation_alias="restart")
 
 
 class Criteria(Section):

@@ -78,8 +78,8 @@ def run_step(step: Step, bench: Bench) -> Outcome:
     if missing:
         return not_run(f"{' and '.join(missing)}: not installed")
     earlier = bench.earlier.get(step.needs)
-    if earlier is not None and earlier.verdict is Verdict.NOT_RUN:
-        return not_run(f"the step '{step.needs}' was not run")
+    if earlier is not None and earlier.verdict is not Verdict.PASSED:
+        return not_run(f"the step '{step.needs}' did not pass")
     try:
         return step.run(bench)
     except CannotRunError as problem:

@@ -129,17 +129,27 @@ def gate(bench: Bench) -> Gate:
             tools=("fio",),
             needs=STORE,
         ),
-        Step(VERIFY, "every entry's checksum is right", _verify, once_s + 2),
-        Step(
-            CLEAN,
-            "what this gate stored is removed",
-            _clear,
-            3,
-            writes="removes its own objects from the volume",
-            always=True,
-        ),
+        verify_step(once_s + 2),
+        clear_step(),
     )
     return Gate("g2", "G2 single node", steps)
+
+
+def verify_step(about_s: float) -> Step:
+    """Return the step that reads all of the volume back."""
+    return Step(VERIFY, "every entry's checksum is right", _verify, about_s)
+
+
+def clear_step() -> Step:
+    """Return the step that removes what the kit stored."""
+    return Step(
+        CLEAN,
+        "what this gate stored is removed",
+        _clear,
+        3,
+        writes="removes its own objects from the volume",
+        always=True,
+    )
 
 
 def _doctor(bench: Bench) -> Outcome:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from fx100_lmcache.accept import arrival, node
+from fx100_lmcache.accept import arrival, node, serving, stability
 from fx100_lmcache.accept.bench import Bench
 from fx100_lmcache.accept.criteria import load_criteria
 from fx100_lmcache.accept.facts import facts
@@ -192,3 +192,41 @@ def g2_command(
     The volume must be formatted and not in use. Objects go into its free space, and are removed.
     """
     _go(node.gate, config, criteria, out, scale, yes, plan, fresh)
+
+
+@app.command("g3")
+@explained
+def g3_command(
+    config: ConfigPath,
+    criteria: CriteriaPath = None,
+    out: Out = None,
+    scale: Scale = 1.0,
+    yes: Yes = False,
+    plan: PlanOnly = False,
+    fresh: Fresh = False,
+) -> None:
+    """The main gate: returning sessions through the inference server, with and without the store.
+
+    Server, inference server and generator are command lines in the criteria. Ours only prepares
+    prompts, restarts processes, and reads what the generator measured.
+    """
+    _go(serving.gate, config, criteria, out, scale, yes, plan, fresh)
+
+
+@app.command("g4")
+@explained
+def g4_command(
+    config: ConfigPath,
+    criteria: CriteriaPath = None,
+    out: Out = None,
+    scale: Scale = 1.0,
+    yes: Yes = False,
+    plan: PlanOnly = False,
+    fresh: Fresh = False,
+    path_hook: PathHook = None,
+) -> None:
+    """Stability: 72 hours of loads and puts with faults, every byte checked.
+
+    The volume must be formatted and not in use. Objects go into its free space, and are removed.
+    """
+    _go(stability.gate, config, criteria, out, scale, yes, plan, fresh, None, path_hook)
