@@ -91,7 +91,7 @@ class Bench:
     earlier: dict[str, Outcome] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     sysfs: Path = Path("/sys")
-    load: tuple[str, ...] = LOAD
+    load: tuple[str, ...] = field(default_factory=lambda: LOAD)
     say: Callable[[str], None] = lambda _text: None
     now: Callable[[], float] = time.monotonic
     pause: Callable[[float], None] = time.sleep

@@ -205,7 +205,7 @@ def g3_command(
     plan: PlanOnly = False,
     fresh: Fresh = False,
 ) -> None:
-    """The main gate: returning sessions through the inference server, with and without the store.
+    """Compare returning sessions through the inference server, with the store and without.
 
     Server, inference server and generator are command lines in the criteria. Ours only prepares
     prompts, restarts processes, and reads what the generator measured.
