@@ -1,5 +1,4 @@
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from support.acceptance import FIO, Site, make_site
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     """A site with a fio that answers, and whose doctor, checks and scrub find nothing."""
     site = make_site(tmp_path)
     monkeypatch.setenv("PATH", f"{site.programs}{os.pathsep}{os.environ['PATH']}")

@@ -83,9 +83,9 @@ def _namespaces(snapshot: Snapshot, outcome: Outcome) -> None:
     columns = ("device", "identity", "bytes", "LBA bytes", "largest transfer KiB")
     outcome.tables.append(Table("namespaces", columns, rows))
     for at, what in ((2, "sizes"), (3, "LBA sizes")):
-        kinds = sorted({row[at] for row in rows})
+        kinds = sorted({str(row[at]) for row in rows})
         if kinds:
-            outcome.judge(what, ", ".join(map(str, kinds)), "all the same", len(kinds) == 1)
+            outcome.judge(what, ", ".join(kinds), "all the same", len(kinds) == 1)
 
 
 def _firmware(bench: Bench, snapshot: Snapshot, outcome: Outcome) -> None:

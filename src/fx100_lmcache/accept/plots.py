@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import re
 from importlib.util import find_spec
+from typing import Any
 
 from fx100_lmcache.accept.steps import Chart
 
@@ -29,7 +30,7 @@ def draw(chart: Chart) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    style = {
+    style: dict[Any, Any] = {
         "svg.fonttype": "none",
         "svg.hashsalt": chart.title,
         "font.family": "sans-serif",

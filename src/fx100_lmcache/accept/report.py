@@ -70,7 +70,7 @@ def write_report(gate: Gate, bench: Bench, state: State, facts: dict[str, str]) 
 
 def as_plain(gate: Gate, bench: Bench, state: State, facts: dict[str, str]) -> dict[str, Any]:
     """Return the whole result as plain values."""
-    steps = []
+    steps: list[dict[str, Any]] = []
     for step, verdict in zip(gate.steps, verdicts(gate, state), strict=True):
         done = state.steps.get(step.name)
         steps.append(

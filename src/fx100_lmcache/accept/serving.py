@@ -322,7 +322,7 @@ def _judge_gain(
     more = ours["tokens_per_s"] / theirs["tokens_per_s"] - 1
     outcome.judge(
         f"{count} at once: TTFT p50",
-        f"{less:+.0%} less",
+        f"{less:.0%} less",
         f"at least {wanted.ttft_gain:.0%} less",
         less >= wanted.ttft_gain,
     )
