@@ -184,3 +184,10 @@ def test_criteria_that_are_no_yaml_say_so(tmp_path: Path) -> None:
         load_criteria(file)
     with pytest.raises(ConfigError, match="cannot be read"):
         load_criteria(tmp_path)
+
+
+def test_a_finished_gate_is_not_run_again(site: Site) -> None:
+    assert site.accept("g2").exit_code == 0
+    before = site.report("g2")["steps"]
+    assert site.accept("g2").exit_code == 0
+    assert site.report("g2")["steps"] == before

@@ -32,7 +32,7 @@ def facts() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = "not installed"
     for tool in TOOLS:
-        found[f"program {tool}"] = shutil.which(tool) or "not installed"
+        found[f"program {tool}"] = shutil.which(tool) or "not in PATH"
     return found
 
 

@@ -25,10 +25,6 @@ _STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e8ec; --page: #14181d; --soft: #9aa5b1;
   --line: #38414b; --panel: #1c2229; --passed: #4ac26b; --failed: #ff7b6e; --open: #e3b341 } }
 @page { size: A4; margin: 16mm }
-@media print { :root { color-scheme: light; --ink: #000; --page: #fff; --soft: #444; --line: #bbb;
-  --panel: #fff; --passed: #1a7f37; --failed: #b42318; --open: #8a5a00 }
-  main { max-width: none; padding: 0 } section, figure, .sign { break-inside: avoid }
-  h2, h3 { break-after: avoid } }
 * { box-sizing: border-box }
 body { margin: 0; background: var(--page); color: var(--ink);
   font: 15px/1.5 system-ui, "DejaVu Sans", sans-serif }
@@ -47,7 +43,8 @@ section header { display: flex; gap: 1rem; align-items: baseline; justify-conten
 table { border-collapse: collapse; width: 100%; font-size: .87rem; margin: .6rem 0 }
 caption { text-align: left; color: var(--soft); padding: .2rem 0 }
 th, td { text-align: left; padding: .25rem .8rem .25rem 0; vertical-align: top;
-  border-bottom: 1px solid var(--line); overflow-wrap: anywhere }
+  border-bottom: 1px solid var(--line); overflow-wrap: break-word }
+.checks td, .commands td:first-child { overflow-wrap: anywhere }
 th { color: var(--soft); font-weight: 600 }
 th.number, td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
 table.checks { table-layout: fixed } .checks th:last-child { width: 6rem }
@@ -57,6 +54,10 @@ pre { background: var(--panel); border: 1px solid var(--line); border-radius: 6p
   font-size: .78rem; white-space: pre-wrap; overflow-wrap: anywhere }
 .sign { display: grid; grid-template-columns: 1fr 1fr; gap: 3rem; margin-top: 3rem }
 .sign div { border-top: 1px solid var(--ink); padding-top: .3rem; color: var(--soft) }
+@media print { :root { color-scheme: light; --ink: #000; --page: #fff; --soft: #444; --line: #bbb;
+  --panel: #fff; --passed: #1a7f37; --failed: #b42318; --open: #8a5a00 }
+  main { max-width: none; padding: 0 } section, figure, .sign { break-inside: avoid }
+  h2, h3 { break-after: avoid } table { font-size: .74rem } th, td { padding-right: .45rem } }
 """
 
 
@@ -226,7 +227,8 @@ def _commands(plain: dict[str, Any]) -> str:
         for step in plain["steps"]
         for each in step["commands"]
     ]
-    return _table(Table("", ("command", "exit code", "seconds", "what it printed"), tuple(rows)))
+    columns = ("command", "exit code", "seconds", "what it printed")
+    return f'<div class="commands">{_table(Table("", columns, tuple(rows)))}</div>'
 
 
 def _class(verdict: Verdict) -> str:
