@@ -114,7 +114,7 @@ def test_an_interrupted_gate_goes_on_where_it_was(
     monkeypatch.setattr(gate_module, "run_step", counted)
     done = site.accept("g2")
     assert done.exit_code == 0, done.output
-    assert ran == [node.LOAD, node.ENGINE, node.VERIFY, node.CLEAN]
+    assert ran == [node.LOAD, node.ENGINE, node.VERIFY, node.CLEAN, plots.PLOTS]
 
 
 def test_other_criteria_do_not_go_on_with_an_old_result(site: Site) -> None:
@@ -191,3 +191,13 @@ def test_a_finished_gate_is_not_run_again(site: Site) -> None:
     before = site.report("g2")["steps"]
     assert site.accept("g2").exit_code == 0
     assert site.report("g2")["steps"] == before
+
+
+def test_a_report_without_its_plots_is_incomplete(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plots, "can_draw", lambda: False)
+    done = site.accept("g2")
+    assert done.exit_code == 2
+    assert "matplotlib is not installed" in done.stdout
+    assert "incomplete: not run: plots" in done.stdout

@@ -12,6 +12,7 @@ from fx100_lmcache.accept.bench import Bench
 from fx100_lmcache.accept.fio import Cell, Measured
 from fx100_lmcache.accept.gate import Gate
 from fx100_lmcache.accept.paths import pull_each
+from fx100_lmcache.accept.plots import plots_step
 from fx100_lmcache.accept.steps import Chart, Outcome, Step, Table, not_run, thinned
 from fx100_lmcache.config.values import format_size
 
@@ -51,6 +52,7 @@ def gate(bench: Bench) -> Gate:
             tools=("fio",),
         ),
         Step(PULL, "reads go on without each path, and it comes back", pull_each, 60),
+        plots_step(),
     )
     return Gate("g1", "G1 arrival", steps)
 

@@ -21,6 +21,7 @@ from fx100_lmcache.accept.objects import (
     refuse_full,
     remove_ours,
 )
+from fx100_lmcache.accept.plots import plots_step
 from fx100_lmcache.accept.steps import (
     CannotRunError,
     Chart,
@@ -131,6 +132,7 @@ def gate(bench: Bench) -> Gate:
         ),
         verify_step(once_s + 2),
         clear_step(),
+        plots_step(),
     )
     return Gate("g2", "G2 single node", steps)
 

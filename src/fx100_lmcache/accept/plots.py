@@ -10,7 +10,10 @@ import re
 from importlib.util import find_spec
 from typing import Any
 
-from fx100_lmcache.accept.steps import Chart
+from fx100_lmcache.accept.bench import Bench
+from fx100_lmcache.accept.steps import Chart, Outcome, Step, not_run
+
+PLOTS = "plots"
 
 _PLACEHOLDER = "#010203"
 """Drawn in this colour, and then replaced by the page's."""
@@ -21,6 +24,19 @@ _FLOAT = re.compile(r"(\d+\.\d\d)\d+")
 def can_draw() -> bool:
     """Whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
+
+
+def plots_step() -> Step:
+    """Return the step that looks whether the report can have its plots."""
+    return Step(PLOTS, "the report has its plots", _look)
+
+
+def _look(bench: Bench) -> Outcome:
+    if not can_draw():
+        return not_run("matplotlib is not installed: pip install matplotlib")
+    outcome = Outcome()
+    outcome.note("plots", str(sum(len(each.charts) for each in bench.earlier.values())))
+    return outcome
 
 
 def draw(chart: Chart) -> str:

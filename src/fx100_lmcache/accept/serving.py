@@ -20,6 +20,7 @@ from typing import Any
 
 from fx100_lmcache.accept.bench import Bench
 from fx100_lmcache.accept.gate import Gate
+from fx100_lmcache.accept.plots import plots_step
 from fx100_lmcache.accept.services import Services
 from fx100_lmcache.accept.steps import (
     CannotRunError,
@@ -104,7 +105,7 @@ def gate(bench: Bench) -> Gate:
         for run in _runs(bench)
     ]
     gain = Step(GAIN, "the store is worth it, and answers are the same", _gain)
-    return Gate("g3", "G3 main gate", (store, *runs, gain))
+    return Gate("g3", "G3 main gate", (store, *runs, gain, plots_step()))
 
 
 def _tools(argv: Sequence[str]) -> tuple[str, ...]:

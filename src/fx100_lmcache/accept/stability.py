@@ -19,6 +19,7 @@ from fx100_lmcache.accept.devices import fabric_controllers, snapshot_of
 from fx100_lmcache.accept.gate import Gate
 from fx100_lmcache.accept.node import clear_step, verify_step
 from fx100_lmcache.accept.paths import until_back
+from fx100_lmcache.accept.plots import plots_step
 from fx100_lmcache.accept.steps import (
     CannotRunError,
     Chart,
@@ -97,7 +98,7 @@ def gate(bench: Bench) -> Gate:
         for at in range(count)
     ]
     drift = Step(DRIFT, "memory, descriptors and latency stay what they were", _drift)
-    return Gate("g4", "G4 stability", (*steps, drift, verify_step(60), clear_step()))
+    return Gate("g4", "G4 stability", (*steps, drift, verify_step(60), clear_step(), plots_step()))
 
 
 def segments(bench: Bench) -> tuple[int, float]:
