@@ -19,8 +19,11 @@ SCRIPT = CONFIGS / "lmcache-server.sh"
 
 
 def test_every_example_is_tested() -> None:
+    criteria = ["acceptance-scaled.yaml", "acceptance.yaml"]  # in tests/accept
     others = ["lmcache-inprocess.yaml", "vllm-inprocess.yaml", "vllm-mp.yaml"]
-    assert sorted(path.name for path in CONFIGS.glob("*.yaml")) == sorted(VOLUMES + others)
+    assert sorted(path.name for path in CONFIGS.glob("*.yaml")) == sorted(
+        VOLUMES + others + criteria
+    )
 
 
 @pytest.mark.parametrize("name", VOLUMES)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fx100_lmcache import __version__
+from fx100_lmcache.cli.accept import app as accept_app
 from fx100_lmcache.cli.adapter import l2_adapter_command
 from fx100_lmcache.cli.console import EXIT_FAILED, print_error, system_error
 from fx100_lmcache.cli.doctor import doctor_command
@@ -37,6 +38,7 @@ app.command("plan")(plan_command)
 app.command("l2-adapter")(l2_adapter_command)
 app.command("take-over")(take_over_command)
 app.add_typer(nvme_app)
+app.add_typer(accept_app)
 
 
 def _print_version(wanted: bool) -> None:
