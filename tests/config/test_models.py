@@ -49,7 +49,8 @@ def test_defaults_are_those_of_the_design() -> None:
 
 
 def test_every_field_is_described() -> None:
-    sections = Section.__subclasses__()
+    known = Section.__subclasses__()  # with those of acceptance, if another test has loaded them
+    sections = [each for each in known if each.__module__.startswith("fx100_lmcache.config.")]
     assert len(sections) == 15
     for section in sections:
         for name, field in section.model_fields.items():
