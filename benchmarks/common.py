@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fx100_lmcache import __version__
+from fx100_lmcache.accept.facts import cpu_name
 
 GB = 1e9
 
@@ -125,12 +126,8 @@ def busy_thread(on: bool) -> Iterator[Spinner | None]:
 
 def machine() -> dict[str, Any]:
     """Facts that a number means nothing without."""
-    cpu = "unknown"
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next(line.split(":", 1)[1].strip() for line in lines if "model name" in line)
     return {
-        "cpu": cpu,
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "kernel": platform.release(),
         "python": platform.python_version(),

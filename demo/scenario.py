@@ -25,8 +25,9 @@ from demo.commands import (
 from demo.measure import Completion, ServerCounts, complete, server_counts
 from demo.model import make_tiny_model
 from demo.report import Result
-from demo.services import POLL_INTERVAL_S, SHARED_MEMORY, Services
+from demo.services import POLL_INTERVAL_S, Services
 from demo.session import ANSWER_TOKENS, Session, warm_up_prompt
+from fx100_lmcache.accept.processes import SHARED_MEMORY
 
 MODEL = "tiny-qwen3"
 LMCACHE_LOG = "lmcache.log"

@@ -12,14 +12,13 @@ pytest.importorskip("httpx", reason="needs the httpx package (extra cpu or gpu)"
 
 from demo import services as room
 from demo.services import (
-    SHARED_MEMORY,
     Service,
     ServiceError,
     Services,
     free_ports,
-    session_processes,
     uninterrupted,
 )
+from fx100_lmcache.accept.processes import SHARED_MEMORY, session_processes, shared_memory_of
 
 # A server that ignores SIGTERM, has a child and a grandchild in another process group, and holds
 # a shared-memory segment and a named semaphore.
@@ -59,7 +58,7 @@ def start_stubborn(services: Services, directory: Path) -> tuple[Service, Path]:
 
 
 def mapped_files(service: Service) -> set[int]:
-    return room.shared_memory_of(session_processes(service.session_id))
+    return shared_memory_of(session_processes(service.session_id))
 
 
 def test_kill_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> None:

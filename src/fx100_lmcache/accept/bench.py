@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -172,3 +172,22 @@ class Bench:
             said = ended.stderr.decode(errors="replace").strip()
             raise CannotRunError(f"`{shown}` gave no answer: {said}") from None
         return ended.code, answer
+
+
+def judge_findings(
+    outcome: Outcome, code: int, findings: Sequence[Mapping[str, Any]], noted: Collection[str]
+) -> None:
+    """Judge what one of our own commands found: nothing of it may be a problem.
+
+    Parameters
+    ----------
+    noted : collection of str
+        Severities that are reported, and not judged.
+    """
+    bad = [
+        f"{each['subject']}: {each['what']}" for each in findings if each["severity"] == "problem"
+    ]
+    outcome.judge("problems", "; ".join(bad) or "none", "none", code == 0 and not bad)
+    for each in findings:
+        if each["severity"] in noted:
+            outcome.note(f"{each['severity']}: {each['subject']}", each["what"])

@@ -6,11 +6,10 @@ import asyncio
 import json
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fx100_lmcache.accept.bench import Bench
+from fx100_lmcache.accept.bench import Bench, judge_findings
 from fx100_lmcache.accept.steps import (
     CannotRunError,
     Outcome,
@@ -230,13 +229,5 @@ def nvme_check(bench: Bench) -> Outcome:
     if not answer["findings"]:
         return does_not_apply(f"{FILES}, or reached over no fabric")
     outcome = Outcome(raw=answer)
-    bad = [each for each in answer["findings"] if each["severity"] == "problem"]
-    outcome.judge("problems", "; ".join(_texts(bad)) or "none", "none", code == 0 and not bad)
-    for each in answer["findings"]:
-        if each["severity"] in ("warning", "note"):
-            outcome.note(f"{each['severity']}: {each['subject']}", each["what"])
+    judge_findings(outcome, code, answer["findings"], ("warning", "note"))
     return outcome
-
-
-def _texts(findings: list[dict[str, Any]]) -> Iterator[str]:
-    return (f"{each['subject']}: {each['what']}" for each in findings)

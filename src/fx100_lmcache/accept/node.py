@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fx100_lmcache.accept import fio
-from fx100_lmcache.accept.bench import Bench
+from fx100_lmcache.accept.bench import Bench, judge_findings
 from fx100_lmcache.accept.gate import Gate
 from fx100_lmcache.accept.objects import (
     Contents,
@@ -158,12 +158,7 @@ def _doctor(bench: Bench) -> Outcome:
     mode = bench.criteria.g2.mode
     code, answer = bench.fx100("doctor", str(bench.config_path), "--mode", mode)
     outcome = Outcome(raw={"findings": answer["findings"]})
-    bad = [each for each in answer["findings"] if each["severity"] == "problem"]
-    found = "; ".join(f"{each['subject']}: {each['what']}" for each in bad) or "nothing"
-    outcome.judge("problems", found, "none", code == 0 and not bad)
-    for each in answer["findings"]:
-        if each["severity"] == "warning":
-            outcome.note(f"warning: {each['subject']}", each["what"])
+    judge_findings(outcome, code, answer["findings"], ("warning",))
     return outcome
 
 

@@ -21,7 +21,7 @@ from fx100_lmcache.config import Config
 from fx100_lmcache.errors import FX100Error
 from fx100_lmcache.mount import Mounted, mount
 from fx100_lmcache.ondisk.chunk_meta import ChunkMeta, Layout, Scope
-from fx100_lmcache.store import LoadItem, PutItem, Store
+from fx100_lmcache.store import LoadItem, LoadResult, PutItem, PutResult, Store
 
 SCOPE = Scope("acceptance", "fx100-accept", 0)
 META = ChunkMeta(SCOPE, Layout("bytes")).pack()
@@ -129,10 +129,8 @@ def put_filled(store: Store, items: Sequence[tuple[int, IoBuffer]]) -> list[str]
     refused: list[str] = []
     ended = threading.Event()
 
-    def done(results: Sequence[object]) -> None:
-        refused.extend(
-            str(getattr(each, "reason", "")) for each in results if not getattr(each, "stored", 0)
-        )
+    def done(results: Sequence[PutResult]) -> None:
+        refused.extend(each.reason for each in results if not each.stored)
         ended.set()
 
     store.put([PutItem(digest_of(number), META, buffer) for number, buffer in items], done)
@@ -191,11 +189,8 @@ def _load(store: Store, numbers: Sequence[int], buffers: Sequence[IoBuffer]) -> 
     reasons: list[str | None] = []
     ended = threading.Event()
 
-    def done(results: Sequence[object]) -> None:
-        reasons.extend(
-            None if getattr(each, "length", 0) else str(getattr(each, "reason", "") or "miss")
-            for each in results
-        )
+    def done(results: Sequence[LoadResult]) -> None:
+        reasons.extend(None if each.length else each.reason or "miss" for each in results)
         ended.set()
 
     items = [

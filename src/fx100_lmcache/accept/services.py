@@ -17,12 +17,15 @@ from types import TracebackType
 from typing import Self
 
 from fx100_lmcache.accept.bench import Bench, Command
+from fx100_lmcache.accept.processes import (
+    remove_shared_memory,
+    session_processes,
+    shared_memory_of,
+)
 from fx100_lmcache.accept.steps import CannotRunError
 from fx100_lmcache.errors import FX100Error
 
 _POLL_S, _ANSWER_S, _KILL_S = 0.5, 2.0, 30.0
-_PROC = Path("/proc")
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the kernel has it
 
 
 class Services:
@@ -98,43 +101,18 @@ class Services:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> bool:
-    until, segments = time.monotonic() + _KILL_S, set()
-    while members := _session(process.pid):
+    until, segments = time.monotonic() + _KILL_S, set[int]()
+    while members := session_processes(process.pid):
+        segments |= shared_memory_of(members)
         for pid in members:
-            segments |= _mapped(pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if time.monotonic() > until:
             return False
         time.sleep(0.02)
     process.wait()
-    for path in _SHARED_MEMORY.iterdir():
-        with contextlib.suppress(OSError):
-            if path.lstat().st_ino in segments:
-                path.unlink()
+    remove_shared_memory(segments)
     return True
-
-
-def _session(leader: int) -> list[int]:
-    """Return the living processes of a session."""
-    found = []
-    for stat in _PROC.glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
-            if int(session) == leader and state not in "ZX":
-                found.append(int(stat.parent.name))
-    return found
-
-
-def _mapped(pid: int) -> set[int]:
-    """Return the inodes of the files in shared memory that a process has mapped."""
-    inodes = set()
-    with contextlib.suppress(OSError):
-        for line in (_PROC / str(pid) / "maps").read_text().splitlines():
-            fields = line.split(maxsplit=5)
-            if len(fields) == 6 and fields[5].startswith(f"{_SHARED_MEMORY}/"):
-                inodes.add(int(fields[4]))
-    return inodes
 
 
 def _answers(url: str) -> bool:

@@ -76,10 +76,6 @@ class Answers:
     tokens_per_s: float
     prompt_tokens: int
 
-    def goodput(self, limit_s: float) -> float:
-        """Return the share of requests whose first token came in time."""
-        return sum(each <= limit_s for each in self.ttft_s) / len(self.ttft_s)
-
 
 def gate(bench: Bench) -> Gate:
     """Return the gate's steps for this configuration."""
@@ -183,7 +179,7 @@ def _measure(bench: Bench, run: Run) -> Outcome:
     for percent in (50, 95, 99):
         outcome.note(f"TTFT p{percent}", f"{percentile(answers.ttft_s, percent):.3f} s")
     outcome.note("tokens per second", f"{answers.tokens_per_s:.1f}")
-    share = answers.goodput(wanted.goodput_s)
+    share = goodput(answers.ttft_s, wanted.goodput_s)
     outcome.note(f"first token within {wanted.goodput_s:g} s", f"{share:.0%}")
     outcome.note("prompt tokens", str(answers.prompt_tokens))
     return outcome
@@ -283,6 +279,11 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
+def goodput(ttft_s: Sequence[float], limit_s: float) -> float:
+    """Return the share of requests whose first token came in time."""
+    return sum(each <= limit_s for each in ttft_s) / len(ttft_s)
+
+
 def _gain(bench: Bench) -> Outcome:
     """Compare both arms at each concurrency, all rounds together."""
     outcome, rows = Outcome(), []
@@ -292,7 +293,7 @@ def _gain(bench: Bench) -> Outcome:
         for arm, found in arms.items():
             times = found["ttft_s"]
             late = [round(percentile(times, percent), 3) for percent in (50, 95, 99)]
-            good = sum(each <= bench.criteria.g3.goodput_s for each in times) / len(times)
+            good = goodput(times, bench.criteria.g3.goodput_s)
             rows.append((count, arm, *late, round(found["tokens_per_s"], 2), f"{good:.0%}"))
             lines[arm].append((float(count), late[0]))
         _judge_gain(bench, outcome, count, arms)

@@ -191,15 +191,11 @@ def _run_load(bench: Bench, at: int, each_s: float, expected: Sequence[int]) -> 
             argv, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True
         )
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(each_s / 2)
-                found.failure = f"ended with code {process.returncode}"
+            found.failure = _ended_within(process, each_s / 2)
             if not found.failure:
                 _pull_one(bench, at, found)
                 left_s = max(0.5, each_s - (bench.now() - found.started))
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(left_s)
-                    found.failure = f"ended with code {process.returncode}"
+                found.failure = _ended_within(process, left_s)
         finally:
             process.kill()
             process.wait(_END_S)
@@ -212,6 +208,14 @@ def _run_load(bench: Bench, at: int, each_s: float, expected: Sequence[int]) -> 
     if found.failure:
         found.failure += f": {log.read_text(errors='replace')[-300:].strip()}"
     return found
+
+
+def _ended_within(process: subprocess.Popen[bytes], seconds: float) -> str:
+    """Wait for the load, which should outlive it; return how it ended, or nothing."""
+    try:
+        return f"ended with code {process.wait(seconds)}"
+    except subprocess.TimeoutExpired:
+        return ""
 
 
 def _pull_one(bench: Bench, at: int, found: Segment) -> None:

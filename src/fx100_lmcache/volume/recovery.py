@@ -274,9 +274,8 @@ def _part(found: TableRows, place: InodePlace, geometry: Geometry, judge: Judge)
             )
         ]
         _keep(columns, codes == GOOD)
-        widest = int(
-            columns.piece_counts.max(initial=0)
-        )  # not that of what was refused: all pay for it
+        # not that of what was refused: all pay for it
+        widest = int(columns.piece_counts.max(initial=0))
         columns.locations = columns.locations[:, :widest]
         columns.checksums = columns.checksums[:, :widest]
         used = np.unique(columns.meta_ids)  # what nothing refers to might not be readable
